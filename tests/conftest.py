@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported here stays to the end: the garbage collector need not look through it."""
+    """Freezes the modules imported here: the garbage collector need not look through them."""
     gc.disable()
     try:
         return (yield)

@@ -28,7 +28,7 @@ LISTED = subprocess.run(
     check=True,
 ).stdout
 FILES = {ROOT / name for name in LISTED.split("\0") if name}
-"""Those of a clone; what is ignored, such as data that was fetched, is in no clone."""
+"""Files of a clone; ignored ones, such as fetched data, are in no clone."""
 PAGES = sorted(path for path in FILES if path.suffix == ".md" and path.exists())
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 LANGUAGES = {"bash", "conf", "console", "diff", "javascript", "json", "python", "sh", "text", "toml", "yaml"}

@@ -1,4 +1,4 @@
-"""What is sent to a collector: one trace for each rollout, in the conventions' words, always the same."""
+"""The export to a collector: one trace for each rollout, in the conventions' words, always the same."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Received(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def spans(self) -> dict[str, Any]:
-        """By name."""
+        """Returns the spans by name."""
         found = [
             span
             for _, _, request in self.requests

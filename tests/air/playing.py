@@ -28,7 +28,7 @@ ASKED = {
     "misfit": (TOOL, '{"wort": "boat"}'),
     "ghost": ("ghost", "{}"),
 }
-"""What the model asks for, by what the task says."""
+"""The model's requests, by the task's word."""
 
 
 def ask_once(request: ChatRequest, choice: int) -> Line:

@@ -106,5 +106,5 @@ def recorded(*items: Call | Event) -> Records:
 
 
 def where(signals: Any) -> list[tuple[str, str | None]]:
-    """What signals are about: (call, request)."""
+    """Returns the subjects of signals: (call, request)."""
     return [(signal.call_id, signal.tool_call_id) for signal in signals if isinstance(signal, Signal)]

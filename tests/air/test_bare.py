@@ -21,7 +21,7 @@ SCHEMA = {
 
 
 def use(name: str, arguments: str) -> tuple[str, bool]:
-    """What an app of one's own tells the model of a tool, and whether it failed."""
+    """Returns an app's own result of a tool for the model, and whether it failed."""
     if name == REFUSING:
         return "Error: there is no such word", True
     try:

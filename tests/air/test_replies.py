@@ -27,7 +27,8 @@ CHOICE = {"structured_outputs": {"choice": ["yes", "no"]}}
 
 
 def unfit(request: dict[str, Any], *tool_calls: Any, text: str = "", **changes: Any) -> list[str]:
-    """What the rule says of a reply to such a request, which offers the tools `search` and `find`."""
+    """Returns the rule's signals about a reply to such a request, which offers the tools `search` and
+    `find`."""
     of = call(1, *tool_calls, text=text)
     asked = of.model_copy(update={"request": {**of.request, **request}, **changes})
     return [signal.detail for signal in unfit_reply(recorded(asked))]

@@ -127,7 +127,7 @@ def test_the_state_of_the_database_is_nobody_s_fault(said: str, attributes: dict
 
 
 def test_sqlite_s_own_errors_are_told_apart(tmp_path: Path) -> None:
-    """What Python's driver really says, of statements that can't be right and of one that met a lock."""
+    """Runs Python's driver on statements that can't be right, and on one that meets a lock."""
 
     def at_fault(statement: str, connection: sqlite3.Connection) -> bool:
         with pytest.raises((sqlite3.Error, sqlite3.Warning)) as raised:

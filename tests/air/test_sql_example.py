@@ -31,7 +31,7 @@ SCRIPTS = {
     "worse": (BAD, WORSE),
     "stubborn": (BAD, BAD),
 }
-"""What the writer says and then the rewriter, twice if need be."""
+"""Replies of the writer and then of the rewriter, twice if need be."""
 NO_NAM, NO_SHIPS = f"no such column: nam: {BAD}", f"no such table: ships: {WORSE}"
 EXPECTED = {
     "right": [],

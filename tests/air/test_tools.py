@@ -25,7 +25,7 @@ RULES = {
 
 
 def spoke(*items: Any) -> dict[str, list[tuple[str, str | None]]]:
-    """What each rule says, without those that say nothing."""
+    """Returns each rule's signals, without the rules that have none."""
     records = recorded(*items)
     found = {name: where(rule(records)) for name, rule in RULES.items()}
     return {name: signals for name, signals in found.items() if signals}

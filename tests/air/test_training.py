@@ -172,7 +172,7 @@ def test_the_flag_switches_on_what_was_off_and_leaves_a_table_of_one_s_own(tmp_p
 
 
 def command(*arguments: object) -> str:
-    """What the command says, run in this process: another one would import torch anew."""
+    """Returns the command's output, run in this process: another one would import torch once more."""
     done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "160"}, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output

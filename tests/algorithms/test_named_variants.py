@@ -52,7 +52,7 @@ def one_call(number: int, reward: float, length: int) -> Trajectory:
 
 
 def variants() -> dict[str, lightning.GRPO]:
-    """Those of the page, on one group of eight."""
+    """Returns the variants of the page, on one group of eight."""
     made = {
         name: eval(f"lightning.GRPO({options.split('`')[1]})", {"lightning": lightning})
         for name, options, _ in rows("## Variants of GRPO")

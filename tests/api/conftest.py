@@ -54,11 +54,11 @@ class Desk:
         )
 
     async def get(self, path: str, *, scope: str = "client", **query: Any) -> Any:
-        """What a GET gives."""
+        """Returns the answer to a GET."""
         return good(await self.ask("GET", path, scope=scope, **query))
 
     async def post(self, path: str, body: Any, *, scope: str = "admin") -> Any:
-        """What a POST gives."""
+        """Returns the answer to a POST."""
         return good(await self.ask("POST", path, body, scope=scope))
 
     def remote(self, scope: str = "admin", **options: Any) -> HttpStore:
@@ -99,7 +99,8 @@ def rollout(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def tokens() -> dict[str, str]:
-    """By name: of one run `worker`, `client`, `admin`; of all runs `all worker` and so on; of another run."""
+    """Returns tokens by name: for one run `worker`, `client`, `admin`; for all runs `all worker` and so on;
+    for another run."""
     scopes: tuple[Scope, ...] = ("worker", "client", "admin")
     return (
         {scope: token(scope, RUN) for scope in scopes}

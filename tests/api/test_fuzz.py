@@ -39,11 +39,11 @@ JUNK = st.one_of(
     st.just({}),
 )
 KNOWN = st.sampled_from(["run", "other", "r0", "r1", "w1", "policy", "KEY"])
-"""What the store has; KEY stands for the key of a lease."""
+"""Ids in the store; KEY stands for the key of a lease."""
 
 
 def values(schema: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
-    """What fits the schema, more or less: now and then a part of it is something else."""
+    """Makes values that fit the schema, more or less: now and then a part of one is something else."""
     fitting = st.deferred(lambda: _fitting(schema, depth))
     return st.integers(0, 60).flatmap(lambda roll: JUNK if roll == 0 else fitting)
 

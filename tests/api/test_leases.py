@@ -1,4 +1,4 @@
-"""Those who run rollouts: they lease, hold, finish and give back."""
+"""Laws for workers: they lease, hold, finish and give back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who want rollouts run: they enqueue, look, wait and cancel."""
+"""Laws for clients: they enqueue, look, wait and cancel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can't be used is refused in words, with the field named, and changes nothing."""
+"""Unusable input is refused in words, with the field named, and changes nothing."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_has_changed_nothin
 
 
 async def _send(desk: Desk, parts: Sequence[bytes], *, listen: bool = True) -> bytes:
-    """What the server says to these bytes after the head of a POST."""
+    """Returns the server's answer to these bytes after the head of a POST."""
     address = urlsplit(desk.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     token = desk.tokens["admin"].encode()

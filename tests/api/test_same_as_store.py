@@ -1,4 +1,4 @@
-"""What is done over HTTP, with a token of one run, leaves the records that the same does to a store."""
+"""An operation over HTTP, with a token of one run, leaves the records that the same does to a store."""
 
 from __future__ import annotations
 

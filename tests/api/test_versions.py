@@ -21,7 +21,7 @@ async def put(desk: Desk, body: dict[str, Any], scope: str = "admin") -> Any:
 
 @pytest.fixture
 async def folder(desk: Desk, tmp_path: Path) -> Path:
-    """Of the run, as its trainer says; beside it lies that of another."""
+    """Returns the run's folder, as its trainer recorded it; another run's folder lies beside it."""
     for name in ("run", "other"):
         (tmp_path / name / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "run" / "link").symlink_to(tmp_path / "other")

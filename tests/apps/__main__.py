@@ -44,7 +44,7 @@ _SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was seen of one app."""
+    """The findings about one app."""
 
     module: str
     name: str

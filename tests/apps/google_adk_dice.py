@@ -50,7 +50,7 @@ def build_agent() -> LlmAgent:
 
 
 async def ask(runner: InMemoryRunner, question: str, session: str) -> str:
-    """What was said in the end."""
+    """Returns the last answer."""
     said = ""
     message = types.Content(role="user", parts=[types.Part.from_text(text=question)])
     async for event in runner.run_async(user_id="user", session_id=session, new_message=message):

@@ -37,7 +37,7 @@ from lightning_core.upstream import ChatRequest, Upstream
 from tests.gateway.scripted import Line, ScriptedEngine
 
 Reply = str | list[tuple[str, dict[str, Any]]]
-"""What an agent's model says: words, or calls of tools."""
+"""A reply of an agent's model: words, or calls of tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class App:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was seen of a run."""
+    """The findings of a run."""
 
     recorded: list[Call] = field(default_factory=list)
     noticed: int = 0
     arrived: int = 0
     """Requests to the gateway."""
     refused: list[str] = field(default_factory=list)
-    """What the gateway said to those that it refused."""
+    """The gateway's refusals."""
     escaped: int = 0
     """Requests to the endpoint of the app itself."""
     said: str = ""
@@ -207,7 +207,7 @@ class _Watch:
 
 @contextmanager
 def environment(own_endpoint: str) -> Iterator[None]:
-    """What an app's user has set: a key, and here an endpoint that is not OpenAI's."""
+    """Sets the variables of an app's user: a key, and here an endpoint that is not OpenAI's."""
     before = dict(os.environ)
     os.environ.update(
         OPENAI_API_KEY="none", OPENAI_BASE_URL=f"{own_endpoint}/v1", OPENAI_AGENTS_DISABLE_TRACING="1"
@@ -220,7 +220,7 @@ def environment(own_endpoint: str) -> Iterator[None]:
 
 
 def prepare(folder: Path) -> None:
-    """What CrewAI must know when it is imported: send nothing home, keep files apart."""
+    """Sets CrewAI's variables before it is imported: send nothing home, keep files apart."""
     os.environ.update(
         CREWAI_DISABLE_TELEMETRY="true", CREWAI_TRACING_ENABLED="false", CREWAI_STORAGE_DIR=str(folder)
     )

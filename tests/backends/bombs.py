@@ -41,4 +41,4 @@ BOMBS: Final[dict[str, tuple[Constraint, str]]] = {
     "choice": (Constraint(choice=tuple(f"value {i}" for i in range(300_000))), "bytes of JSON"),
     "optional": (Constraint(grammar="start: " + '"a"? ' * 30_000), "no reply can be held to this grammar"),
 }
-"""By name: the constraint, and what its refusal says."""
+"""Constraints by name, each with the words of its refusal."""

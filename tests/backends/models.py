@@ -148,7 +148,7 @@ STATES: dict[str, dict[str, Any]] = {
         "block_size": 16,
     },
 }
-"""What makes a small network of each family that keeps state outside attention."""
+"""Options for a small network of each family that keeps state outside attention."""
 
 
 def make_state_network(

@@ -37,7 +37,7 @@ class Reply:
 
 
 class Served(Protocol):
-    """What can be asked: a backend or an engine."""
+    """A backend or an engine that answers requests."""
 
     @property
     def upstream(self) -> Upstream: ...
@@ -113,7 +113,7 @@ async def sample_batch(backend: LocalBackend, rollouts: int = 4, turns: int = 2)
 def as_transition(
     reply: Reply, rollout: str, call: str, *, advantage: float | None, **options: Any
 ) -> Transition:
-    """What the trainer makes of a recorded reply."""
+    """Makes a transition of a recorded reply, as the trainer does."""
     assert reply.policy_version is not None
     return Transition(
         rollout, call, 0, "agent", True, reply.prompt_ids, reply.ids, reply.logprobs, reply.policy_version,

@@ -1,4 +1,4 @@
-"""What a backend can't do for an algorithm is refused before anything begins, by name and with what to do."""
+"""An algorithm that a backend can't run is refused before anything begins, by name and with what to do."""
 
 from __future__ import annotations
 

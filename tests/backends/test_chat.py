@@ -1,4 +1,4 @@
-"""What the app sees of a reply: whole characters, no tags, no stop strings, clear refusals."""
+"""The app's view of a reply: whole characters, no tags, no stop strings, clear refusals."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ CUTS: list[dict[str, Any]] = [
     {"shaping": Shaping(top_k=7)},
     {"top_p": 0.9, "shaping": Shaping(min_p=0.05, top_k=90)},
 ]
-"""What the rollouts' requests cut off."""
+"""Sampling options that cut tokens off, as rollouts' requests do."""
 
 
 async def sample(backend: Any, temperature: float = 1.0) -> tuple[Trajectory, ...]:
@@ -354,7 +354,7 @@ def test_a_reply_that_does_not_follow_its_grammar_is_refused_by_name(qwen: Path)
 # every schema ---------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """Of the model that the package ships."""
+    """Returns the tokenizer of the model that the package ships."""
     return load_tokenizer(str(tiny_folder()))
 
 

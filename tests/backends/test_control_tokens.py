@@ -1,4 +1,4 @@
-"""What a user or a tool writes is text to the model, whatever it looks like."""
+"""Words of a user or a tool are text to the model, whatever they look like."""
 
 from __future__ import annotations
 

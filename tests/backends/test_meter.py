@@ -1,4 +1,4 @@
-"""What a meter counts: the time in which at least one span is open."""
+"""Laws of a meter: it counts the time in which at least one span is open."""
 
 from __future__ import annotations
 

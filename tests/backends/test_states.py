@@ -88,7 +88,7 @@ async def play(engine: Engine) -> list[Completion]:
 
 
 def trained_logprobs(network: PreTrainedModel, replies: list[Completion]) -> list[torch.Tensor]:
-    """By reply, of a training pass over all of them."""
+    """Returns the log-probabilities of each reply, from a training pass over all of them."""
     batch = tuple(
         Transition("r", f"{i:02}", 0, "", True, r.prompt_ids, r.ids, r.logprobs, 0, advantage=1.0)
         for i, r in enumerate(replies)

@@ -45,7 +45,7 @@ def test_each_kind_of_growth_is_a_fault() -> None:
 
 
 def test_the_interval_of_a_slope_knows_that_neighbours_are_alike() -> None:
-    """Of a hundred walks without a direction few seem to have one; by the usual interval most do."""
+    """Draws a hundred walks without a direction: few seem to have one; by the usual interval most do."""
     draw, x, wrong = Random(0), list(range(200)), 0
     for _ in range(100):
         walk = list(accumulate(draw.gauss(0, 1) for _ in x))

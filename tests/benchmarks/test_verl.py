@@ -1,4 +1,4 @@
-"""What of a step is ours: told from what was noted beside a run, and shown as its record says."""
+"""This project's share of a step: computed from the notes beside a run, and shown as its record says."""
 
 from __future__ import annotations
 

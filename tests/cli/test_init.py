@@ -1,4 +1,4 @@
-"""What `agentlightning init` writes runs as it is, in every framework."""
+"""The files of `agentlightning init` run as they are, in every framework."""
 
 from __future__ import annotations
 

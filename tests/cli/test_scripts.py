@@ -32,7 +32,7 @@ Train = Callable[..., str]
 def refused(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., str]:
-    """What `train` says of a script, with these options, when it ends with exit code 1."""
+    """Returns the message of `train` about a script, with these options, when it ends with exit code 1."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.chdir(tmp_path)

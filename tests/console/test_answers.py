@@ -1,4 +1,4 @@
-"""What the pages are told is what the store and the credit methods say."""
+"""The pages' data are the store's and the credit methods' own."""
 
 from __future__ import annotations
 

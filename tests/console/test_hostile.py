@@ -1,4 +1,4 @@
-"""What a model or an app wrote is text: no script runs, no picture is fetched, no page breaks."""
+"""Words of a model or an app are text: no script runs, no picture is fetched, no page breaks."""
 
 from __future__ import annotations
 

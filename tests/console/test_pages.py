@@ -22,7 +22,7 @@ SHORT = ("finished/why", "finished/sandbox")
 
 
 def read(folder: Path, ask: Callable[[SqliteStore], Awaitable[T]]) -> T:
-    """What the store answers. Playwright's loop runs in this thread."""
+    """Returns the store's answer. Playwright's loop runs in this thread."""
 
     async def asked() -> T:
         async with SqliteStore(f"sqlite:///{folder}/store.db") as store:

@@ -1,4 +1,4 @@
-"""Of several choices of a call those that the app went on with are credited, and no others."""
+"""The choices that the app went on with are credited, and no other choices of the call."""
 
 from __future__ import annotations
 

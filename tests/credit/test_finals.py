@@ -1,4 +1,4 @@
-"""What final rewards decide and what intermediate ones may not, with numbers worked out by hand."""
+"""The parts of final and intermediate rewards in an advantage, with numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def odd_one() -> list[Trajectory]:
 
 
 def factors(method: Relevance, groups: list[list[Trajectory]], own: float) -> dict[str, set[float]]:
-    """By how much each call of the last group is weighed, beside tabular credit with this share."""
+    """Returns the factors of each call of the last group, beside tabular credit with this share."""
     found = add_up(groups[-1], method.of_batch(groups)(groups[-1]), scale="none")
     plain = add_up(groups[-1], Tabular(own)(groups[-1]), scale="none")
     weights = defaultdict(set)

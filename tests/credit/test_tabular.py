@@ -63,7 +63,7 @@ def test_what_was_earned_before_the_next_state_is_the_call_s_own():
 
 
 def following(*calls: Said) -> list[str | None]:
-    """What is shown in the state after each call."""
+    """Returns the observation in the state after each call."""
     found = visits(tell(0, 1.0, *calls))
     return [v.following and v.following.transition.observation for v in found]
 

@@ -40,7 +40,7 @@ CASES: Mapping[str, tuple[Path, tuple[str, ...], tuple[str, ...], dict[str, Any]
 
 
 PAIRS = [(case, target) for target in ENGINES for case in CASES if target != "ray" or case == "gpu"]
-"""What there are files for: Ray is for verl alone."""
+"""The cases that have files: Ray is for verl alone."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def in_folder(folder: Path) -> Iterator[None]:
 
 
 def read(script: Path, *settings: str, arguments: tuple[str, ...] = (), **options: Any) -> Deployment:
-    """What the command would deploy, given in the repository's folder."""
+    """Returns the command's deployment, read in the repository's folder."""
     found: list[Deployment] = []
 
     def use(trainer: Trainer, solve: object, **tasks: object) -> None:

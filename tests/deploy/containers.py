@@ -54,7 +54,7 @@ SELECT json_build_object(
                                           ORDER BY step, id), '[]')
                  FROM lightning.rollouts WHERE split = 'train'))
 """
-"""What the database has of the run, for little: Python would take seconds for each look."""
+"""Reads the run's state in the database, for little: Python would take seconds for each look."""
 Rollouts = list[tuple[int, str, str, int, float]]
 """Step, id, status, attempts and reward of each."""
 
@@ -136,7 +136,8 @@ class Engine:
             self.run(self.podman, "build", "--tag", "lightning-postgres", Path(__file__).parent / "postgres")
 
     def make_wheels(self, python: Path) -> None:
-        """What the images install, fetched by this machine's pip, and a base image that reads it there."""
+        """Makes the wheels that the images install, fetched by this machine's pip, and a base image that
+        reads them there."""
         wheels = self.folder / "wheels"
         wheels.mkdir(exist_ok=True)
         wanted = [line for name in ("", "-local") for line in _lines(python / f"requirements{name}.txt")]

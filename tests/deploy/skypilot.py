@@ -48,7 +48,7 @@ def with_typo(document: dict[str, Any], typo: str) -> dict[str, Any]:
 
 
 def check() -> Iterator[str]:
-    """What is wrong, a line each."""
+    """Yields the faults, a line each."""
     documents = {path.parent.name: yaml.safe_load(path.read_text()) for path in GOLDEN.glob("*/sky-sky.yaml")}
     if len(documents) != 6:
         yield f"{len(documents)} tasks, where there are six scripts"

@@ -1,5 +1,5 @@
-"""What the rendered chart would start in pods is started here as processes: same entry point, arguments and
-variables, with the addresses of a cluster replaced by those of this machine."""
+"""The rendered chart's commands, started here as processes: same entry point, arguments and variables, with
+the addresses of a cluster replaced by those of this machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Pods:
         self.entry: list[str] = json.loads(line.removeprefix("ENTRYPOINT "))
 
     def here(self, text: str, tmp: Path, port: int) -> str:
-        """What a text says in a cluster, said of this machine."""
+        """Replaces a cluster's addresses in a text by this machine's."""
         replaced = {
             "lightning@small-postgres:5432/lightning": self.store.partition("://")[2],
             "$(POD_IP)": "127.0.0.1",

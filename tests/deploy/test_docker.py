@@ -21,7 +21,7 @@ SECRETS = {"PGPASSWORD": "p", "REDISCLI_AUTH": "p", "OPENAI_API_KEY": "k"}
 
 
 def config(folder: Path, document: Any, **more: str) -> subprocess.CompletedProcess[str]:
-    """What Compose makes of a document."""
+    """Returns Compose's view of a document."""
     file = folder / "compose.yaml"
     file.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
     return subprocess.run(

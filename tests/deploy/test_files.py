@@ -1,4 +1,4 @@
-"""What the writers write: golden files, and what is refused before anything is written."""
+"""The writers' files against golden ones, and refusals before anything is written."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_spot_machine_must_not_take_the_store_with_it() -> None:
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a program in docker's place was asked; docker itself wants a daemon."""
+    """Returns the file with the arguments of a program in docker's place; docker itself wants a daemon."""
     asked = tmp_path / "asked"
     program = tmp_path / "bin/docker"
     program.parent.mkdir()

@@ -50,7 +50,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 def template(helm: Helm, folder: Path, values: str, *given: str) -> list[Document]:
-    """What the chart makes of values, with some of them set."""
+    """Renders the chart with values, some of them set."""
     file = folder / "values.yaml"
     file.write_text(values)
     options = [part for each in given for part in ("--set", each)]

@@ -1,4 +1,4 @@
-"""What the four APIs ask of a reply reaches the engine in one form."""
+"""The constraints of the four APIs reach the engine in one form."""
 
 from __future__ import annotations
 

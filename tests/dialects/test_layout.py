@@ -11,7 +11,7 @@ from lightning_core.dialects import DIALECTS, find_dialect, get_dialect
 
 ROOT = Path(lightning_core.__file__).parent
 CLIENTS = ("trainer/judging.py", "backends/vllm/")
-"""What asks a server of its own, through one API."""
+"""Modules that call a server of their own, through one API."""
 FORMS = ("function_call_output", "input_schema", "tool_result", "tool_use", "content_block", "output_item")
 """Words of single APIs in requests, replies and streams."""
 

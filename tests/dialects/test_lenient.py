@@ -1,4 +1,4 @@
-"""What hosted models really send, read as the gateway records: one message of a chat."""
+"""Replies that hosted models really send, read as the gateway records: one message of a chat."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def crew_prompts(task: dict[str, str]) -> list[Messages]:
-    """What the crew really asks: its writer and, after a failure, its reviewer."""
+    """Returns the crew's real prompts: of its writer and, after a failure, of its reviewer."""
     llm = Listener(model="listener")
     inputs = {"schema": read_schema(task["database"]), "question": task["question"]}
     build_crew(task["database"], llm).kickoff(inputs=inputs)

@@ -1,4 +1,4 @@
-"""What docs/typescript.md says of Node: its program trains as it stands, its clients name their agents."""
+"""The programs of docs/typescript.md for Node: one trains as it stands, its clients name their agents."""
 
 from __future__ import annotations
 

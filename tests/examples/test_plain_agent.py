@@ -58,7 +58,7 @@ def model(*, writer: str, rewriter: str) -> ScriptedEngine:
 
 
 async def calls_of(house: House, database: str, token: str) -> tuple[dict[str, object], list[Call]]:
-    """What the program answers, and what was recorded of it, in the order of asking."""
+    """Returns the program's answer, and its recorded calls in order."""
     base = f"{house.url}/rollouts/r1/agents"
     status, printed, complaint = await run(
         database,

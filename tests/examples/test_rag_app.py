@@ -56,7 +56,7 @@ async def read(url: str) -> list[tuple[Rollout, list[Call]]]:
 
 
 async def call_search(library: Library, query: str) -> str:
-    """What the agent's tool says to that query."""
+    """Returns the answer of the agent's tool to that query."""
     arguments = json.dumps({"query": query})
     context = ToolContext(library, tool_name="search", tool_call_id="1", tool_arguments=arguments)
     return str(await search.on_invoke_tool(context, arguments))

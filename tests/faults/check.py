@@ -1,4 +1,4 @@
-"""What must hold after all the kills, and what an undisturbed trainer makes of the same data."""
+"""Laws that hold after all the kills, and the result of an undisturbed trainer on the same data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Seen = tuple[str, int, str, str]
 
 
 def ledger(path: Path) -> list[Seen]:
-    """What the app saw, all attempts."""
+    """Returns the app's own records of all attempts."""
     return [tuple(json.loads(line)) for line in path.read_text().splitlines()]
 
 

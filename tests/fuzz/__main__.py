@@ -64,7 +64,7 @@ def fuzz(seed: int, numbers: Sequence[int], *, measured: bool = False, quiet: bo
 
 
 def report(outcome: Outcome, seconds: float) -> None:
-    """What was found, and the cases by target and status."""
+    """Prints the findings, and the cases by target and status."""
     statuses = sorted({status for _, status in outcome.table})
     say(f"\n{'':12}" + "".join(f"{status:>10}" for status in statuses))
     for target in sorted({target for target, _ in outcome.table}):

@@ -36,10 +36,10 @@ class Attacked:
 
     held: Held
     cases: list[int] = field(default_factory=list)
-    """Those that were sent with its token while it ran."""
+    """Cases that were sent with its token while it ran."""
     on_their_way: int = 0
     seen: dict[str, list[tuple[int, Any]]] = field(default_factory=lambda: defaultdict(list))
-    """By id of the reply: the case, and the message that its client was given."""
+    """Case and message for its client, by id of the reply."""
     late: list[int] = field(default_factory=list)
     """Cases that were sent once it had ended."""
     ended: float | None = None
@@ -116,7 +116,7 @@ class Attackers:
             return []
 
     async def check(self) -> list[tuple[str, tuple[int, ...]]]:
-        """What does not hold, each with the cases that it may come from."""
+        """Returns the broken laws, each with the cases that may have caused it."""
         wrong: list[tuple[str, tuple[int, ...]]] = []
         for attacked in self.all:
             wrong += await self._check(attacked)

@@ -16,7 +16,7 @@ from tests.fuzz.desk import Desk, Held
 from tests.fuzz.wire import Answer, ask
 
 MARGIN: Final = 0.02
-"""Of the best token's log-probability over the second, at least."""
+"""Least lead of the best token's log-probability over the second."""
 CLOSE: Final = 2e-3
 """How far a log-probability may be from the one in peace."""
 _LENGTH: Final = 16
@@ -215,7 +215,7 @@ class Bystander:
 
 
 def _text(voice: Voice, answer: Answer) -> str:
-    """What a reply says."""
+    """Returns the text of a reply."""
     if voice.stream:
         events = [
             json.loads(line[6:]) for line in answer.body.decode().split("\n") if line.startswith("data: {")

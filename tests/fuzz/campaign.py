@@ -35,7 +35,7 @@ _SLOWEST: Final = 5
 
 @dataclass(slots=True)
 class Outcome:
-    """What a campaign has come to."""
+    """The result of a campaign."""
 
     faults: Faults
     table: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""What was found, and how it is tried again."""
+"""Faults that were found, and how each is tried again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Faults:
         return len(same) == 1
 
     def lines(self) -> Iterable[str]:
-        """What is printed of them."""
+        """Yields the printed lines."""
         for same in sorted(self.found.values(), key=len, reverse=True):
             yield f"FAULT ({len(same)} times) {same[0].kind}: {same[0].what}"
             for fault in same[:_SHOWN]:

@@ -35,7 +35,7 @@ Manner = Literal["whole", "slow", "cut", "stall", "leave", "abort", "half"]
 """How it is sent: at once, in pieces, broken off, never completed; left without or in the middle of the
 answer; or with the client's side closed once it is sent."""
 _MOST_BYTES: Final = 24 << 20
-"""Of a body; more than a server should read."""
+"""Bytes of a body; more than a server should read."""
 _MANNERS: Final[dict[Manner, int]] = {
     "whole": 160,
     "slow": 4,

@@ -47,7 +47,7 @@ async def _fill(server: TinyServer) -> None:
 
 
 def slope(points: list[tuple[int, int]]) -> float:
-    """Of the line through the points with the least squared error."""
+    """Returns the slope of the line through the points with the least squared error."""
     mid_x, mid_y = (sum(each) / len(points) for each in zip(*points, strict=True))
     spread = sum((x - mid_x) ** 2 for x, _ in points)
     return sum((x - mid_x) * (y - mid_y) for x, y in points) / spread if spread else 0.0

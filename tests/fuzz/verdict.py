@@ -1,4 +1,4 @@
-"""What an answer must be: an answer at all, no failure of the server's, and an error only with its reason."""
+"""The law of an answer: an answer at all, no failure of the server's, and an error only with its reason."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.fuzz.grammar import Case
 from tests.fuzz.wire import Answer
 
 _OWN_FAILURES = ("the engine failed", "could not be recorded", "the gateway was stopped")
-"""What the errors say that are the server's, not the request's: a stream that has begun has no status."""
+"""Words of errors that are the server's, not the request's: a stream that has begun has no status."""
 _UNANSWERED = ("cut", "stall", "leave", "abort")
 _BEFORE_HTTP = b"Invalid HTTP request received."
 """The server's answer to what is not HTTP, such as a header with bytes that no header may have."""
 
 
 def find_fault(case: Case, answer: Answer) -> str | None:
-    """What is wrong with the answer; None if nothing is."""
+    """Returns the fault of the answer; None if there is none."""
     if case.manner in _UNANSWERED:
         return None
     if answer.late:

@@ -20,7 +20,7 @@ _READ = ("whole", "slow", "half")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. `status` 0: nothing did."""
+    """A server's answer. `status` 0: there was none."""
 
     status: int
     headers: dict[str, str]

@@ -22,7 +22,7 @@ class Answer:
 
     @property
     def status(self) -> int:
-        """Of the last answer; 0 if there is none."""
+        """Status of the last answer; 0 if there is none."""
         return int(self.content.rpartition(b"HTTP/1.1 ")[2][:3] or 0)
 
     @property

@@ -18,7 +18,7 @@ END = 0
 
 @dataclass
 class Line:
-    """What one choice says."""
+    """One choice's reply."""
 
     text: str = ""
     tool_calls: list[dict[str, Any]] | None = None

@@ -1,4 +1,4 @@
-"""What a reply must match, as the gateway hands it to the engine and records it."""
+"""Constraints on a reply, as the gateway hands them to the engine and records them."""
 
 from __future__ import annotations
 

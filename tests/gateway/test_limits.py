@@ -31,7 +31,7 @@ READING = (
 HUGE = 400_000_000
 PIECE = bytes(2**16)
 MOST_TAKEN = 60_000_000
-"""By the network's buffers, and by a server that drops what comes after its answer."""
+"""Bytes that the network's buffers take, and a server that drops what comes after its answer."""
 
 
 async def still_answers(house: House, token: str) -> None:

@@ -234,7 +234,8 @@ async def test_a_blocked_app_does_not_block_the_gateway(tmp_path: Path) -> None:
 
 
 def said(number: int) -> str:
-    """What is said by a call and its reply. A reply that its client does not wait for takes a while."""
+    """Returns the words of a call and of its reply. A reply that its client does not wait for takes a
+    while."""
     count = 100 if number % 10 == 7 else number % 9 + 1
     return " ".join(f"n{number}w{i}" for i in range(count))
 

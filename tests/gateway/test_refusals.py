@@ -1,4 +1,4 @@
-"""What can't be done is refused by name, in the form that OpenAI's clients understand."""
+"""Unusable requests are refused by name, in the form that OpenAI's clients understand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reasoning model thinks is given to apps as each API gives it, and taken back from them."""
+"""The thoughts of a reasoning model reach apps as each API gives them, and come back from them."""
 
 from __future__ import annotations
 

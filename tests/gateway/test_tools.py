@@ -44,7 +44,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "apply_patch": {"type": "update_file", "path": "a.py", "diff": "@@"},
     "made_up": {"x": 1},
 }
-"""What the model writes, by the name that it is told."""
+"""The model's calls, by the tool's name for it."""
 WRITTEN = {name: json.dumps(given) for name, given in CALLS.items()}
 EXPECTED: list[dict[str, Any]] = [
     {"type": "function_call", "name": "look", "arguments": WRITTEN["look"]},

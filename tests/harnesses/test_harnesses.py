@@ -36,7 +36,7 @@ BROKEN, MENDED = "print('helo')\n", "print('hello')\n"
 MEND = "sed -i s/helo/hello/ hello.py"
 
 Step = str | tuple[str, dict[str, Any]]
-"""What the model says next: words, or a call of a tool."""
+"""A reply of the model: words, or a call of a tool."""
 
 
 class Conversing(ScriptedEngine):
@@ -62,13 +62,13 @@ class Harness:
 
     program: str
     steps: Sequence[Step]
-    """Of the main agent, in its turn."""
+    """Replies of the main agent, in its turn."""
     aside: Callable[[ChatRequest], bool] = lambda request: False
     """Whether a request is not the main agent's: a title, or a sub-agent's."""
     asides: int = 0
     """How many such requests it makes."""
     waits: Step | None = None
-    """What the main agent does before its last step until they were made: its sub-agents run beside it."""
+    """The main agent's step before its last, until they were made: its sub-agents run beside it."""
 
 
 def prompted(text: str) -> Callable[[ChatRequest], bool]:

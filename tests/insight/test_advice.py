@@ -1,4 +1,4 @@
-"""What is said first when nothing was earned, and of replies that were cut."""
+"""The first advice when nothing was earned, and advice on replies that were cut."""
 
 from __future__ import annotations
 

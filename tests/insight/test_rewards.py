@@ -1,4 +1,4 @@
-"""What a run's rewards are, by hand: the same for the list, the tile, the verdict and the terminal."""
+"""A run's rewards, by hand: the same for the list, the tile, the verdict and the terminal."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from lightning_core.gateway.server import ServerThread
 
 Lines = list[dict[str, str]]
 Fault = Callable[[dict[str, Any]], Response | str]
-"""What is answered in place of scores: a whole response, or the text of one; from the request's body."""
+"""An answer in place of scores: a whole response, or the text of one; from the request's body."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class ReadingJudge:
 
     @staticmethod
     def transcripts(body: dict[str, Any]) -> dict[str, Lines]:
-        """What a request shows, by id."""
+        """Returns the transcripts in a request, by id."""
         shown: dict[str, Lines] = json.loads(body["messages"][1]["content"])["transcripts"]
         return shown
 

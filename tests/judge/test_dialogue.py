@@ -1,4 +1,4 @@
-"""What a judge reads of a rollout: every message once, the common start once, no gap unsaid."""
+"""A judge's view of a rollout: every message once, the common start once, no gap unsaid."""
 
 from __future__ import annotations
 

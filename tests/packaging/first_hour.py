@@ -27,7 +27,7 @@ CHANGE = {
     "app.py": ('"account"]', '"account", "stock"]'),
     "train.py": ("steps=12", "steps=2"),
 }
-"""What the stranger changes: a fourth team, and fewer updates. The rest is tasks."""
+"""The stranger's changes: a fourth team, and fewer updates. The rest is tasks."""
 STOCK = {
     "train": (
         "Is the blue lamp in stock again?",
@@ -45,15 +45,15 @@ print(openai.OpenAI().chat.completions.create(**request, max_completion_tokens=8
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """What each stage took in seconds, and what was seen in it."""
+    """Seconds of each stage, and its findings."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`summary.json` of both runs."""
     shown: dict[str, str] = field(default_factory=dict)
-    """What `agentlightning show` printed of them."""
+    """Output of `agentlightning show` about them."""
     answers: dict[str, str] = field(default_factory=dict)
-    """What the changed app, served, answered to messages."""
+    """Answers of the changed app, served, to messages."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -64,7 +64,7 @@ class Hour:
 
 
 def say(*command: str | Path, **options: Any) -> str:
-    """What the command prints. AssertionError with it, if the command fails."""
+    """Returns the command's output. AssertionError with it, if the command fails."""
     ended = subprocess.run(
         [str(part) for part in command],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What `make dist` builds: installed where there is no clone, it trains; and an index can show its page."""
+"""The wheel of `make dist`: installed where there is no clone, it trains; and an index can show its page."""
 
 from __future__ import annotations
 

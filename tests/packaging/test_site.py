@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r'<(?:script|img|link rel="stylesheet")[^>]* (?:src|href)="(https?://[^"]+)"')
-"""What a browser fetches by itself from elsewhere."""
+"""Addresses that a browser fetches by itself from elsewhere."""
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:

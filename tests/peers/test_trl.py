@@ -30,7 +30,7 @@ CONSTANT = 40
 
 
 def trainer(batch: Padded, algorithm: PolicyGradient, **settings: object) -> SimpleNamespace:
-    """What TRL's `_compute_loss` reads of its trainer."""
+    """Returns the fields of its trainer that TRL's `_compute_loss` reads."""
     return SimpleNamespace(
         **{
             "_get_per_token_logps_and_entropies": lambda *_, **__: (batch.logprobs, -batch.old, None),

@@ -80,5 +80,5 @@ def entering(graph: Any, entrance: str) -> Any:
 
 
 def given(rollout: str) -> dict[str, Any]:
-    """What every graph here starts from."""
+    """Returns the initial state of every graph here."""
     return {"rollout": rollout, "messages": [HumanMessage(mark(rollout=rollout))]}

@@ -50,5 +50,5 @@ def prompt(rollout: str, agent: str, **marks: object) -> list[dict[str, str]]:
 
 
 def read_marks(call: Call) -> dict[str, str]:
-    """What the prompt of a call says of it, in whichever dialect; of equal names the last one counts."""
+    """Returns the marks in the prompt of a call, in whichever dialect; of equal names the last one counts."""
     return find_marks(json.dumps(call.request, ensure_ascii=False))

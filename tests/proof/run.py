@@ -45,7 +45,7 @@ and ADK is there only."""
 
 @dataclass(slots=True)
 class Tally:
-    """What one play came to."""
+    """The counts of one play."""
 
     play: Play
     rollouts: int = 0
@@ -63,7 +63,7 @@ class Tally:
     timed_out: int = 0
     """Rollouts that failed by a time-out, and said so. What they did not come to ask is not missing."""
     twice: list[str] = field(default_factory=list)
-    """What the store says of calls recorded under more than one id."""
+    """Calls recorded under more than one id."""
 
     def add(
         self,

@@ -107,7 +107,7 @@ def test_what_the_store_says_of_a_call_with_two_ids_is_printed() -> None:
 
 
 def report(proof: Proof) -> str:
-    """What is printed of a proof."""
+    """Returns the printed text of a proof."""
     printed = StringIO()
     show(proof, 1.0, Console(file=printed, width=160))
     return printed.getvalue()

@@ -24,7 +24,7 @@ MARKS = {
     "top": {"gold": ", name LIMIT", "id": ", id LIMIT"},
     "large": {"gold": "SELECT AVG(size)", "50": "size > 50", "80": "size > 80"},
 }
-"""What a query has that follows a convention."""
+"""The part of a query that follows a convention."""
 
 
 def test_the_recipe_writes_a_folder_whose_card_says_what_it_reads(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ class Link:
 
     @property
     def there(self) -> Sequence[str]:
-        """What to put before a command that is to run there."""
+        """The words before a command that is to run there."""
         return ("ip", "netns", "exec", self.name)
 
     def cut(self) -> None:

@@ -47,7 +47,7 @@ class RunProcesses:
 
     @property
     def seen(self) -> list[list[str]]:
-        """What the app has told, line by line."""
+        """Returns the app's records, line by line."""
         file = self.path / "seen"
         return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -94,7 +94,7 @@ class RunProcesses:
         return int(json.loads((self.folder / "run.json").read_text())["port"])
 
     def said(self) -> str:
-        """What all of them have said."""
+        """Returns the output of all of them."""
         return "\n".join(f"== {log.name}\n{log.read_text()}" for log in sorted(self.path.glob("*.log")))
 
     def check(self, steps: int) -> None:

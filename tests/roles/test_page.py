@@ -1,4 +1,4 @@
-"""What docs/machines.md says to type starts what it says, and each of it may be killed."""
+"""The commands of docs/machines.md start the processes it names, and each of them may be killed."""
 
 from __future__ import annotations
 

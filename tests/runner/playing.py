@@ -1,4 +1,4 @@
-"""What rollouts do in the tests of workers: functions that can run in any process.
+"""Functions of rollouts in the tests of workers, which can run in any process.
 
 Each is named by its task, so that one pool can play them all. What they need to tell the test goes through
 files, the gateway and the store.
@@ -29,7 +29,7 @@ SEED = "Answer in one word."
 
 
 async def play(task: Task) -> object:
-    """What the task says."""
+    """Plays the task's function."""
     played = globals()[str(task.input["play"])](task)
     return await played if inspect.isawaitable(played) else played
 

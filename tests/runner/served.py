@@ -24,14 +24,14 @@ from tests.gateway.scripted import until
 from tests.runner.playing import PROMPTED, SEED
 
 AGENTS = ("writer", "reader")
-"""Those that are trained."""
+"""Agents that are trained."""
 BETTER = "Answer in one word, in French."
 """The prompt that rollouts are pinned to."""
 
 
 @dataclass
 class ServedRunner:
-    """What a test of workers needs."""
+    """The parts of a test of workers."""
 
     house: House
     runner: Runner
@@ -74,7 +74,7 @@ async def serve_runner(
 
 
 def rollouts(play: str, count: int, *, attempts: int = 1, **given: Any) -> list[Rollout]:
-    """Of what the task says; see `playing`."""
+    """Makes rollouts of the task's function; see `playing`."""
     return [
         Rollout(
             id=f"{play}-{next(_numbers)}",

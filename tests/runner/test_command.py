@@ -181,7 +181,8 @@ print(task["i"])
 
 
 async def pids(path: Path) -> list[int]:
-    """Of a hanging program, and of the process it has started, which ignores SIGTERM as well."""
+    """Returns the ids of a hanging program and of the process it has started, which ignores SIGTERM as
+    well."""
     await until(path.exists, seconds=60)
     return read_pids(path)
 

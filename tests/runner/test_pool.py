@@ -1,4 +1,4 @@
-"""What a pool does when a worker that it needs can't be started."""
+"""Laws of a pool where a worker that it needs can't be started."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def scope_for(attempt: Attempt) -> Scope:
 
 
 async def play(starts: Starts, count: int) -> tuple[list[Status], BaseException | None]:
-    """What became of the rollouts, and of the runner if it ended before them."""
+    """Returns the ends of the rollouts, and the runner's error if it ended before them."""
     asked = [
         Rollout(id=f"r{i}", run_id="run", task=Task(input={}), group_id="g", step=0) for i in range(count)
     ]

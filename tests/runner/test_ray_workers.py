@@ -1,4 +1,4 @@
-"""What `RayWorkers` refuses before any cluster is asked."""
+"""Refusals of `RayWorkers` before any cluster is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a reward, and how a refusal reads."""
+"""The rule of a valid reward, and the words of a refusal."""
 
 from __future__ import annotations
 

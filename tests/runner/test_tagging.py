@@ -1,4 +1,4 @@
-"""What an app starts inside a rollout belongs to it: programs, processes and pools of either kind."""
+"""Work that an app starts inside a rollout belongs to it: programs, processes and pools of either kind."""
 
 from __future__ import annotations
 

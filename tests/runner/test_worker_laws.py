@@ -1,4 +1,4 @@
-"""What holds wherever the function runs: in the runner's process, in worker processes, on Ray."""
+"""Laws wherever the function runs: in the runner's process, in worker processes, on Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the store over HTTP has to get right: its token, its address, and answers that are lost."""
+"""Laws of the store over HTTP alone: its token, its address, and answers that are lost."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_token_of_one_run_opens_that_run_alone(behind: Store, address: s
 
 
 async def test_a_worker_takes_back_what_it_held_of_its_own_run_alone(store: Store) -> None:
-    """Of every store: a law that the API needs."""
+    """Checks every store: a law that the API needs."""
     await store.enqueue([rollout("mine"), rollout("theirs", run_id="other")])
     assert len(await store.lease("w", 2, LONG)) == 2
     assert await store.reclaim("w", run_id="run") == 1

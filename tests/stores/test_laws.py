@@ -675,7 +675,7 @@ async def test_a_call_recorded_again_replaces_the_earlier_try(store: Store) -> N
 
 
 async def test_a_completed_call_is_never_replaced(store: Store) -> None:
-    """What is sampled under its id afterwards is a call of its own if it completed, else it is left out."""
+    """A reply sampled under its id later is a call of its own if it completed, else it is left out."""
     await store.enqueue([rollout("a")])
     attempt = await lease_one(store)
     sampled = Choice(completion_ids=[5], logprobs=[-0.5])

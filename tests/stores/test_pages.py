@@ -40,7 +40,7 @@ def page_of(look: dict[str, Any], after: str) -> Page:
 
 
 async def read_of(store: Store, request: pytest.FixtureRequest, look: dict[str, Any], after: str) -> float:
-    """What a page costs: virtual machine steps, rows or elements."""
+    """Returns the cost of a page: virtual machine steps, rows or elements."""
     if isinstance(store, PostgresStore):
         return rows_of_postgres(request.getfixturevalue("postgres_url"), page_of(look, after))
     if isinstance(store, RedisStore):

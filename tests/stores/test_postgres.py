@@ -1,5 +1,5 @@
-"""What PostgreSQL promises beyond the laws: crashes of the server, lost replies, sharing between
-processes, its own schema, and clear refusals."""
+"""PostgreSQL's promises beyond the laws: crashes of the server, lost replies, sharing between processes, its
+own schema, and clear refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def frail(crashable: PostgresServer) -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who wait are woken by notices or not at all."""
+    """Leaves waiting clients to notices alone."""
     monkeypatch.setattr(postgres, "LOOK_SECONDS", 3600.0)
 
 

@@ -1,4 +1,4 @@
-"""What waits for a PostgreSQL connection is carried out in one transaction, and nobody notices by it."""
+"""Operations that wait for a PostgreSQL connection share one transaction, unnoticed."""
 
 from __future__ import annotations
 

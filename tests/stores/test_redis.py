@@ -1,5 +1,5 @@
-"""What Redis promises beyond the laws: crashes of the server, lost replies, sharing between processes, and
-clear refusals."""
+"""Redis's promises beyond the laws: crashes of the server, lost replies, sharing between processes, and clear
+refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def start(url: str, job: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(autouse=True)
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who wait are woken by messages or not at all."""
+    """Leaves waiting clients to messages alone."""
     monkeypatch.setattr(redis_store, "LOOK_SECONDS", NEVER)
 
 
@@ -144,7 +144,7 @@ STEPS: dict[str, Step] = {
 
 
 def shown(answer: object) -> object:
-    """What an operation answered, without the times in it."""
+    """Returns an operation's answer, without the times in it."""
     if isinstance(answer, list):
         return [shown(one) for one in answer]
     if isinstance(answer, Attempt):
@@ -155,7 +155,7 @@ def shown(answer: object) -> object:
 
 
 async def outcome(url: str, name: str, relay: Relay, replies: int) -> list[object]:
-    """What the operation answers and leaves, if that reply to it is lost."""
+    """Returns the operation's answer and the records it leaves, if that reply to it is lost."""
     async with RedisStore(url) as store:
         held: list[Attempt] = []
         if name not in ("enqueue",):

@@ -1,4 +1,4 @@
-"""What a file promises beyond the laws: durability, sharing between processes, and clear refusals."""
+"""A file's promises beyond the laws: durability, sharing between processes, and clear refusals."""
 
 from __future__ import annotations
 

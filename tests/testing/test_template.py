@@ -69,7 +69,7 @@ WRONG = {
         {"test_outside_a_rollout_nothing_is_touched", "test_an_untrained_agent_keeps_its_own_endpoint"},
     ),
 }
-"""What is replaced in the adapter by what, and the laws that it breaks."""
+"""Changes of the adapter, as old and new text, and the laws that each breaks."""
 OTHERS = {
     "test_every_tool_run_is_reported",
     "test_loading_and_asking_it_imports_no_framework",

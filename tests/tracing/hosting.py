@@ -16,7 +16,7 @@ from tests.tracing.replaying import EVENTS, Answer, Replay, chunk, completion
 
 NOWHERE = "http://127.0.0.1:1"
 library: Any = importlib.import_module(DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
-"""What the SDK sends with: httpx or httpx2."""
+"""The SDK's HTTP library: httpx or httpx2."""
 HELLO: Any = [{"role": "user", "content": "hello"}]
 SAID = Answer((completion({"content": "it is done"}),))
 STREAMED = Answer(

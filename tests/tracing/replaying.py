@@ -21,7 +21,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 
 @dataclass(frozen=True)
 class Answer:
-    """What to say: `content`, piece by piece."""
+    """An answer to give: `content`, piece by piece."""
 
     content: tuple[bytes, ...]
     kind: str = JSON

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("tagging")
 
 
 def asked(server: Replay, **options: Any) -> Call:
-    """What is seen of one call of `checker`, which may fail."""
+    """Returns the record of one call of `checker`, which may fail."""
     with seeing(server, **options) as (client, scope), suppress(openai.OpenAIError):
         client.chat.completions.create(model="m", messages=HELLO)
     return one(scope)

@@ -1,4 +1,4 @@
-"""What may be given as a reward, and which call it is about."""
+"""Valid rewards, and the call that each is about."""
 
 from __future__ import annotations
 

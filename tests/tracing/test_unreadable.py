@@ -1,4 +1,4 @@
-"""What a server or an app sends that can't be read harms neither the app's call nor the rollout's end."""
+"""Unreadable bytes of a server or an app harm neither the app's call nor the rollout's end."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 
 
 def wandb_rows(folder: Path) -> list[dict[str, str]]:
-    """What was logged to W&B: name to number, as JSON."""
+    """Returns the rows logged to W&B: name to number, as JSON."""
     return [
         {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
         for record in wandb_records(folder)

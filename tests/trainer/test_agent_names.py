@@ -17,7 +17,7 @@ from tests.trainer.watching import PER_STEP, fit, grpo, records
 
 
 def names(patterns: tuple[str, ...] | None, *seen: str, rollouts: int = 8) -> AgentNames:
-    """What is known after so many rollouts, in each of which these agents made a call."""
+    """Returns the names known after so many rollouts, in each of which these agents made a call."""
     found = AgentNames(patterns)
     found.see(
         {
@@ -184,7 +184,7 @@ def test_if_all_fail_calls_that_went_to_another_endpoint_are_said(tmp_path: Path
 
 
 async def program(task: lightning.Task) -> float:
-    """What a program does that can't be touched: every call goes to one address, with a system prompt."""
+    """Plays a program that can't be touched: every call goes to one address, with a system prompt."""
     own = lightning.environment()
     async with openai.AsyncOpenAI(base_url=own["OPENAI_BASE_URL"], api_key=own["OPENAI_API_KEY"]) as client:
         for system in ("You search files.", "You write."):

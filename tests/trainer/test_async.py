@@ -29,7 +29,7 @@ from tests.trainer.watching import PER_STEP, Records, Watched, fit, grpo, record
 
 
 def ages(run: Records) -> list[int]:
-    """By how many versions each call of a trained rollout was behind the update it was used for."""
+    """Returns how many versions each call of a trained rollout was behind the update it was used for."""
     versions = {
         step: int(m.values["policy_version"]) - 1
         for step, m in run.metrics.items()

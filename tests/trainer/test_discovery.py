@@ -75,7 +75,7 @@ def fit(folder: Path, solve: Any, **settings: Any) -> Summary:
 
 
 class Records:
-    """What the store of a run holds."""
+    """The records in a run's store."""
 
     run: Run
     rollouts: list[Rollout]

@@ -42,7 +42,7 @@ class KeepingBackend(lightning.LocalBackend):
 
 @dataclass
 class Trained:
-    """What is left of a run."""
+    """The records of an ended run."""
 
     hosted: GatewayDouble
     summary: Summary

@@ -89,7 +89,7 @@ class Step:
         return [with_final(one, rewards[one.id]) for one in found], rewards
 
     async def stored(self) -> dict[str, list[float]]:
-        """What the judge gave, by rollout."""
+        """Returns the judge's rewards, by rollout."""
         rewards = await self.store.get_rewards([one.id for one in self.rollouts])
         return {
             name: [one.value for one in given if one.source == "judge"] for name, given in rewards.items()

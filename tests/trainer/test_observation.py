@@ -1,4 +1,4 @@
-"""What an agent was shown last, as a digest of requests that the gateway recorded, in every dialect."""
+"""An agent's last observation, as a digest of requests that the gateway recorded, in every dialect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each step asks for follows from the seed alone."""
+"""Each step's rollouts follow from the seed alone."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a run leaves on disk is its user's alone, and says no password to anybody."""
+"""A run's files are its user's alone, and no password is shown to anybody."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = ("--steps", "1", "--set", "trackers=tensorboard")
 
 
 def agentlightning(*arguments: str | Path, umask: int = 0, **environment: str) -> str:
-    """What the command says, on both of its streams."""
+    """Returns the command's output, on both of its streams."""
     done = subprocess.run(
         [sys.executable, "-m", "lightning_core.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What can't go together is refused before any rollout, by the name of the option: docs/capabilities.md."""
+"""Options that can't go together are refused before any rollout, by name: docs/capabilities.md."""
 
 from __future__ import annotations
 

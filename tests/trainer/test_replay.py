@@ -157,7 +157,7 @@ def test_the_bonus_is_measured_from_its_mean_over_the_agent_s_tokens(tmp_path: P
 
 
 def talk(task: lightning.Task) -> Any:
-    """What a call asks."""
+    """Returns the prompt of a call."""
     return {"model": "policy", "messages": [{"role": "user", "content": str(task.input["question"])}]}
 
 

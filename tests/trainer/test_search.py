@@ -50,7 +50,7 @@ class Knowing:
     reflected: list[str] = field(default_factory=list)
     status: int = 200
     answer: str | None = None
-    """What every reflection is answered with."""
+    """The answer to every reflection."""
 
     async def chat(self, request: Request) -> Response:
         body = await request.json()

@@ -1,4 +1,4 @@
-"""What the metrics of a step say of its time."""
+"""The metrics of a step about its time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def solve(task: lightning.Task) -> float:
 
 
 def steps_of(folder: Path, backend: lightning.LocalBackend) -> list[Metrics]:
-    """Of a run of two steps with an evaluation before, between and after them."""
+    """Returns the metrics of a run of two steps with an evaluation before, between and after them."""
     trainer = lightning.Trainer(
         backend=backend,
         algorithm=lightning.GRPO(group_size=4, tasks_per_step=2),

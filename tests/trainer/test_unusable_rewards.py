@@ -26,8 +26,8 @@ def metrics_of(folder: Path) -> list[Metrics]:
 
 
 def spoil(folder: Path, values: dict[int, float], *, groups: int, on_the_way: bool = False) -> None:
-    """What a store may hold that another version or program wrote: rewards of the first rollouts of so many
-    groups, in the order of step, of a run that is to make its first update again."""
+    """Writes rewards as another version or program might: on the first rollouts of so many groups, in the
+    order of step, of a run that is to make its first update again."""
     with sqlite3.connect(folder / "store.db") as store:
         found = store.execute(
             "SELECT id, group_id FROM rollouts WHERE split = 'train' AND step = 0 ORDER BY seq"

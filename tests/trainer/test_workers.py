@@ -1,4 +1,4 @@
-"""What a trainer refuses of its workers, before a model is loaded."""
+"""A trainer's refusals about its workers, before a model is loaded."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Records:
-    """What a run left in its store."""
+    """The records of a run in its store."""
 
     rollouts: list[Rollout]
     calls: dict[str, list[Call]]

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a small real model, and one started backend with two ranks."""
+"""Shared fixtures of this folder: a small real model, and one started backend with two ranks."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ GIB = 1 << 30
 
 
 def _nothing(*arguments: object, **options: object) -> None:
-    """What a CPU need not do."""
+    """Does nothing: a CPU has no need of it."""
 
 
 def _zero(*arguments: object, **options: object) -> int:
@@ -47,7 +47,7 @@ def _zero(*arguments: object, **options: object) -> int:
 
 
 def _device_module() -> types.ModuleType:
-    """What verl asks of `torch.cuda`, for the CPU."""
+    """Returns the functions of `torch.cuda` that verl needs, for the CPU."""
     module = types.ModuleType("cpu_device")
     for name in (
         "empty_cache",

@@ -34,7 +34,7 @@ MICRO_TOKENS = 160
 
 
 class Ranks:
-    """What `Learner` asks of a cluster, of workers that are one in each process."""
+    """The cluster's side of `Learner`, with one worker in each process."""
 
     def __init__(self, settings: VerlSettings, longest: int, *, packed: bool) -> None:
         """`longest` reply, prompt included. `packed`: the rows of a micro-batch pass as one sequence, as on
@@ -127,12 +127,13 @@ class Ranks:
 
 
 class Found(TypedDict):
-    """What the ranks have made of the updates."""
+    """Results of the updates on the ranks."""
 
     metrics: list[dict[str, float]]
-    """Of each update."""
+    """Metrics of each update."""
     logprobs: Floats
-    """Of all replies of the first batch after the last update, in the order of their rows."""
+    """Log-probabilities of all replies of the first batch after the last update, in the order of their
+    rows."""
     before: dict[Key, float]
     """The critic's values of the last batch before any update."""
     after: dict[Key, float]

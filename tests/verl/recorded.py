@@ -91,7 +91,8 @@ def arrange(numbers: Mapping[Key, Sequence[float]], keys: Iterable[Key]) -> Floa
 
 
 def run(network: torch.nn.Module, data: Mapping[str, Any]) -> torch.Tensor:
-    """What verl's engine makes of a micro-batch: each token's next one's log-probability, nested."""
+    """Returns the output of verl's engine for a micro-batch: each token's next one's log-probability,
+    nested."""
     temperatures = data["temperature"].tolist()
     found = []
     for ids, positions, temperature in zip(

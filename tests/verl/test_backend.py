@@ -39,9 +39,9 @@ from tests.verl.recorded import play, recorded_by
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TOLERANCE = 1e-4
 COUNTED = {"update_seconds", "forward_tokens", "unmerged_tokens", "merge_ratio"}
-"""What a batch cut into rows costs, not what is learnt from it."""
+"""Costs of a batch cut into rows, which change nothing of the learning."""
 ROUNDING = {"logprob_gap_mean", "logprob_gap_max"}
-"""Of float32, where the weights are those that sampled."""
+"""Metrics with float32's rounding, where the weights are those that sampled."""
 DEMONSTRATIONS = [
     {"messages": [{"role": "user", "content": f"List boat {n}."}], "reply": f"SELECT {n};"} for n in range(5)
 ]

@@ -85,7 +85,7 @@ async def rollouts(backend: Any, seed: int) -> list[asyncio.Task[Trajectory]]:
 async def test_killed_servers_come_back_and_their_requests_are_answered_when_sent_again(
     backend: Any, tmp_path: Path
 ) -> None:
-    """Of one the process that answers, of the other the engine behind it."""
+    """Kills the process of one server that answers, and the engine behind another."""
     await backend.update(Batch(0, await sample(backend)), GRPO())
     await backend.publish()
     await backend.export(tmp_path / "model")

@@ -20,7 +20,7 @@ from tests.verl.test_backend_killed import until
 
 @pytest.fixture
 def cluster() -> Iterator[None]:
-    """Of one GPU."""
+    """Starts a cluster of one GPU."""
     import_verl()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What Ray's workers are told of the environment: settings, the switch for telemetry, and no key."""
+"""The environment of Ray's workers: settings, the switch for telemetry, and no key."""
 
 from __future__ import annotations
 

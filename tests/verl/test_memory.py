@@ -1,4 +1,4 @@
-"""What a model needs of memory: against figures worked out by hand, and against what real networks took."""
+"""A model's memory: against figures worked out by hand, and against measurements of real networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of verl is used, and that it is there as it is used. Needs verl, and no cluster."""
+"""The names of verl that are used, and that they are there. Needs verl, and no cluster."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def verl() -> None:
 
 
 def find(name: str) -> Any:
-    """What stands behind a dotted name."""
+    """Returns the object behind a dotted name."""
     parts = name.split(".")
     for cut in range(len(parts), 0, -1):
         try:

@@ -65,7 +65,7 @@ def updates(qwen: Path) -> Updates:
 
 
 def by_workers(count: int, job: tuple[VerlSettings, bool, Updates], folder: Path) -> Any:
-    """What the first of so many ranks writes."""
+    """Returns the result of the first of so many ranks."""
     (folder / "job").write_bytes(pickle.dumps(job))
     path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
     ranks = [
@@ -135,7 +135,7 @@ async def test_at_the_first_pass_every_ratio_is_one_under_masks(
 def assert_same_weights(
     policy: Policy, folder: Path, batch: tuple[Trajectory, ...], logprobs: Any, count: int
 ) -> None:
-    """By what they say of a batch, and so that it is not what they said before."""
+    """Compares their log-probabilities on a batch, and checks that they have changed."""
     network = AutoModelForCausalLM.from_pretrained(folder).eval()
     rows = share(make_rows(batch, {t.key: 1.0 for each in batch for t in each.transitions}), count)
     keys = [key for row in rows for key in row.keys]

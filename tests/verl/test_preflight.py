@@ -1,4 +1,4 @@
-"""What a run on verl and vLLM would be is told without starting anything, also where neither is installed."""
+"""The plan of a run on verl and vLLM starts nothing, also where neither is installed."""
 
 from __future__ import annotations
 

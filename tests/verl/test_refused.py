@@ -1,4 +1,4 @@
-"""What the verl backend refuses, by name, and before anything is started."""
+"""The verl backend's refusals, by name, before anything is started."""
 
 from __future__ import annotations
 

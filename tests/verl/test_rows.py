@@ -41,7 +41,7 @@ def spell(rows: list[Row]) -> list[list[int]]:
 
 
 def read(rows: list[Row]) -> dict[Key, list[tuple[list[int], int, float, float, float, float, int, int]]]:
-    """Of each transition its entries: what was before them, and all that is known of them."""
+    """Returns the entries of each transition: the tokens before each, and its values."""
     found: dict[Key, list[Any]] = {}
     for row in rows:
         places = iter(zip(parents(row), row.logprobs.tolist(), strict=True))

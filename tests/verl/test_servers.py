@@ -51,7 +51,7 @@ def start_actor(**options: Any) -> Any:
 
 
 class Pool:
-    """Of one GPU."""
+    """A pool of one GPU."""
 
     def __init__(self) -> None:
         self.pgs = [ray.util.placement_group([{"CPU": 1, "GPU": 1}])]
@@ -60,7 +60,8 @@ class Pool:
 
 
 class Replica:
-    """What is used of verl's. One that is `broken` ends when it has its GPU and is about to serve."""
+    """The part of verl's replica that is used. One that is `broken` ends when it has its GPU and is about to
+    serve."""
 
     def __init__(self, broken: bool, looks: bool) -> None:
         self.broken, self.looks = broken, looks

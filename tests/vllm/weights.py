@@ -20,7 +20,7 @@ from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from tests.backends.serving import plain_logprobs
 
 PROMPT = list(range(5, 60))
-"""What `rambling` weights talk about for a thousand tokens or so."""
+"""A prompt after which `rambling` weights go on for a thousand tokens or so."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Servers:
 
     servers: list[VllmServer]
     network: Any
-    """By whose weights they answer."""
+    """The network whose weights answer."""
     replicas: Replicas
     upstream: VllmUpstream
 

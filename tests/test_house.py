@@ -1,0 +1,32 @@
+"""The house rules that no tool checks: how docstrings begin."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("lightning_core", "plugins", "benchmarks", "examples", "recipes", "tests")
+FRAGMENT = re.compile(r"\s*(Of|By|Those|What|That)\b")
+
+
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the line and text of each string that stands alone: of modules, classes, functions, fields."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text)), lineno=line):
+                yield line, text
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_docstring_is_a_fragment(folder: str) -> None:
+    """A reader understands a sentence about the thing at once: "Calls without an agent name."."""
+    fragments = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in docstrings(path.read_text())
+        if FRAGMENT.match(text)
+    ]
+    assert fragments == []
