@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import signal
 import sys
@@ -11,12 +12,12 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lightning_core import __version__, telemetry
 from lightning_core.cli import asking, models, runs, serving, training
 from lightning_core.errors import LightningError
 from lightning_core.insight.failures import VARIES
+from lightning_core.terminal import Plain, Terminal
 
 app = typer.Typer(
     name="agentlightning",
@@ -97,6 +98,13 @@ def _shut_out_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _replace_what_a_stream_lacks() -> None:
+    """Print ? for a character that the terminal's encoding lacks, such as an arrow in Latin-1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 class Once(logging.Filter):
     """Shows a warning of another library once, and counts how often it came again.
 
@@ -129,19 +137,21 @@ def main() -> None:
     _shut_out_ctrl_c()
     signal.signal(signal.SIGTERM, _interrupt)
     telemetry.obey()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    _replace_what_a_stream_lacks()
+    logging.basicConfig(level=logging.WARNING)
     once = Once()
     handlers = list(logging.getLogger().handlers)
     for handler in handlers:
         handler.addFilter(once)
+        handler.setFormatter(Plain("%(levelname)s %(name)s: %(message)s"))
     try:
         app()
     except LightningError as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", end="")
-        Console(stderr=True).print(str(error), markup=False, highlight=False)
+        Terminal(stderr=True).print(f"[red]{type(error).__name__}[/red]: ", end="")
+        Terminal(stderr=True).print(str(error), markup=False, highlight=False)
         sys.exit(1)
     finally:
         for handler in handlers:
             handler.removeFilter(once)
         for line in once.repeated():
-            Console(stderr=True).print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
+            Terminal(stderr=True).print(line, markup=False, highlight=False, style="dim", soft_wrap=True)

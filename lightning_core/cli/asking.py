@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.insight.verdict import say as number
 from lightning_core.insight.why import Other, WhatIf, read_why, reasons_of, what_if
 from lightning_core.plugins import load_plugins
+from lightning_core.terminal import Terminal
 from lightning_core.trace import read_traces
 from lightning_core.trainer.parts import make_credit
 from lightning_core.trainer.trainer import Trainer
@@ -68,7 +68,7 @@ def try_script(
 
 async def _show_all(folder: Path, full: bool) -> None:
     """Every rollout of the run as a tree."""
-    console = Console()
+    console = Terminal()
     async with open_run(folder) as (store, run_id):
         traces = await read_traces(store, await find_rollouts(store, run_id))
     for trace in traces:
@@ -93,7 +93,7 @@ async def _show_why(path: Path, which: str) -> None:
     async with open_run(path) as (store, run_id):
         (trace,) = await read_traces(store, [choose(await find_rollouts(store, run_id), which)])
         reasons, problem = await reasons_of(store, trace.rollout)
-    console = Console()
+    console = Terminal()
     console.print(rollout_tree(trace, reasons))
     if problem is not None:
         console.print(Text(f"why: {problem}", "yellow"))
@@ -131,7 +131,7 @@ async def _show_what_if(path: Path, step: int, other: Other) -> None:
     async with open_run(path) as (store, run_id):
         recorded, method, _ = await read_why(store, run_id, step - 1)
     made = what_if(recorded, method, other)
-    console = Console()
+    console = Terminal()
     console.print(_moves(made))
     console.print(_conclusion(made), soft_wrap=True, markup=False, highlight=False)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console, JustifyMethod
+from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +26,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import check_not_trained
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store, get_run
+from lightning_core.terminal import Terminal
 from lightning_core.trainer.folder import check_there
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.gateway import open_reader
@@ -157,7 +158,7 @@ async def _read(store: Store, run_id: str, name: str) -> Versions:
 
 async def list_versions(run: str, store: str | None, name: str) -> None:
     """One line for each version, the current one marked; then who chose which."""
-    console = Console()
+    console = Terminal()
     async with open_versions(run, store, name) as (opened, run_id, versions):
         console.print(_table(escape(f"versions of {name} in run {run_id}"), versions))
         for choice in await list_choices(opened, run_id, name):
@@ -191,7 +192,7 @@ def _table(title: str, versions: Versions) -> Table:
 
 async def show_difference(run: str, store: str | None, name: str, numbers: tuple[int, int]) -> None:
     """Two versions side by side: their records, their numbers, and how their contents differ."""
-    console = Console()
+    console = Terminal()
     async with open_versions(run, store, name) as (opened, run_id, versions):
         before, after = (get_version(versions, number) for number in numbers)
         console.print(_side_by_side(before, after))
@@ -252,7 +253,7 @@ async def roll_back(run: str, store: str | None, name: str, version: int) -> Non
         before = find_current(versions)
         chosen = await choose(opened, run_id, version, author=_user(), name=name)
     was = f", {before.version} was before" if before is not None else ""
-    Console().print(
+    Terminal().print(
         f"version {chosen.version} of {name} is the current one{was}", markup=False, highlight=False
     )
 
@@ -276,7 +277,7 @@ async def export_model(run: str, store: str | None, name: str, version: int, fol
             reader = _reader(await get_run(opened, run_id), versions, "export_version")
             await reader.export_version(str(chosen.uri), folder)
     said = f"version {version} of {name} is in {folder}"
-    Console().print(said, markup=False, highlight=False, soft_wrap=True)
+    Terminal().print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_empty(folder: Path) -> None:

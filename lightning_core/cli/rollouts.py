@@ -24,9 +24,10 @@ from lightning_core.insight.why import Reason, reasons_of
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
+from lightning_core.terminal import Terminal
 from lightning_core.trace import Item, Node, Trace, read_traces
 from lightning_core.trainer.display import failure_lines
-from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.report import model_name, task_name, task_text
 from lightning_core.trainer.versions import in_folder
@@ -101,6 +102,7 @@ async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
     found = RunFolder(path, resume=True).find_run()
     if found is None:
         raise ConfigError(f"{str(path)!r} is not a run's folder; `agentlightning runs` lists the runs")
+    check_there(found[0])
     async with open_store(found[0], load_plugins()) as store:
         yield in_folder(store, path), found[1]
 
@@ -115,7 +117,7 @@ async def find_rollouts(store: Store, run_id: str, newest: int | None = None) ->
 
 async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: bool = False) -> None:
     """The tree of one rollout; without `which` a list of those wanted, the newest last."""
-    console = Console()
+    console = Terminal()
     async with open_run(path) as (store, run_id):
         rollouts = await _only(store, await find_rollouts(store, run_id), wanted)
         if which is None:

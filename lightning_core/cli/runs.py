@@ -39,6 +39,7 @@ from lightning_core.insight.standing import BROKEN, ENDED, state_of
 from lightning_core.insight.verdict import say, verdict
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store, get_run
+from lightning_core.terminal import Terminal
 from lightning_core.trace import read_traces
 from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
 from lightning_core.trainer.display import (
@@ -149,7 +150,7 @@ def plugins() -> None:
         table.add_column(column)
     for name, version, hooks in loaded.list():
         table.add_row(name, version, ", ".join(hooks))
-    console = Console()
+    console = Terminal()
     console.print(table)
     for name, problem in loaded.broken.items():
         console.print(Text.assemble(("broken", "red"), f" {name}: {problem}"), soft_wrap=True)
@@ -158,7 +159,7 @@ def plugins() -> None:
 # what the verbs do ------------------------------------------------------------------------
 async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
     """One line for each run at these paths, the newest first."""
-    console = Console()
+    console = Terminal()
     lines = [await read_line(path) for path in paths]
     if not lines:
         said = f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT"
@@ -238,7 +239,7 @@ def describe_age(seconds: float) -> str:
 
 async def show_run(path: Path) -> None:
     """Curve, success, rollouts and agents of one run, finished or not."""
-    console = Console()
+    console = Terminal()
     async with open_run(path) as (store, run_id):
         run = await store.find_run(run_id)
         metrics = await store.list_metrics(run_id)
@@ -314,7 +315,7 @@ def member_table(members: Sequence[Member]) -> Table:
 
 async def list_alerts(path: Path) -> None:
     """The alerts of one run, with the time of each."""
-    console = Console()
+    console = Terminal()
     async with open_run(path) as (store, run_id):
         alerts = await store.list_alerts(run_id)
     for alert in alerts:
@@ -382,7 +383,7 @@ async def export_run(path: Path, url: str) -> None:
             f"to send traces, {error.name!r} must be installed: pip install 'agent-lightning-core[otel]'"
         ) from error
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # its complaints are raised here
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     sent = 0
     async with open_run(path) as (store, run_id):
         begun = [rollout for rollout in await find_rollouts(store, run_id) if rollout.attempts]
@@ -412,6 +413,6 @@ async def export_tensorboard(path: Path, folder: Path) -> None:
             steps = await replay(store, run, TensorBoard(folder))
         except (FileExistsError, NotADirectoryError) as problem:
             raise ConfigError(f"can't write into {str(folder)!r}: {problem}; give a folder") from problem
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     said = f"wrote {steps} steps; see them with: tensorboard --logdir {folder}"
     console.print(said, markup=False, soft_wrap=True)

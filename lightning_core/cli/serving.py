@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lightning_core.cli.rollouts import open_run
 from lightning_core.errors import AccessError, ConfigError
@@ -20,6 +19,7 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
+from lightning_core.terminal import Terminal
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import make_backend, open_store
 from lightning_core.trainer.roles.gateway import host_gateway, serving_run
@@ -37,7 +37,7 @@ _Listen = Annotated[
 
 def say(text: str) -> None:
     """A line for a person, on standard error."""
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    Terminal(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def serve(
@@ -257,7 +257,7 @@ async def serve_api(store_url: str, host: str, port: int) -> None:
         open_store(store_url, load_plugins()) as store,
         GatewayServer(Api(store, secret=secret), host, port, "lightning-api", limits=LIMITS) as server,
     ):
-        stop, console = until_signal(), Console(stderr=True)
+        stop, console = until_signal(), Terminal(stderr=True)
         console.print(f"serving {server.url}{BASE} (Ctrl-C ends)", soft_wrap=True, highlight=False)
         if secret is None:
             console.print(f"no {SECRET_NAME}: only tokens of one run are taken", highlight=False)
@@ -275,7 +275,7 @@ async def print_token(store_url: str | None, run_id: str | None, scope: str, hou
         raise ConfigError(f"hours={hours:g} must be more than 0")
     grant = Grant(named, run_id, time.time() + hours * 3600)
     secret = _server_secret() if run_id is None else await _run_secret(store_url, run_id)
-    Console().print(issue(secret, grant), soft_wrap=True, markup=False, highlight=False)
+    Terminal().print(issue(secret, grant), soft_wrap=True, markup=False, highlight=False)
 
 
 def _server_secret() -> bytes:

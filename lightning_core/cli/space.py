@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lightning_core.backends.preflight import gib
 from lightning_core.cli.rollouts import open_run
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import get_run
+from lightning_core.terminal import Terminal, shown
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.versions import settle
 
@@ -46,7 +46,7 @@ def rm(runs: _Folders, yes: _Yes = False) -> None:
     folders = [_existing(path) for path in runs]
     sizes = {folder: disk_bytes(folder.path) for folder in folders}
     for folder, size in sizes.items():
-        typer.echo(f"{folder.path}  {gib(size)}{_elsewhere(folder)}")
+        typer.echo(shown(f"{folder.path}  {gib(size)}{_elsewhere(folder)}"))
     if not yes:
         typer.confirm(f"delete {len(folders)} run{'s' * (len(folders) > 1)}?", abort=True)
     for folder in folders:
@@ -71,7 +71,7 @@ def prune(
         agentlightning runs prune
         agentlightning runs prune runs/20260101-120000
     """
-    console, freed = Console(), 0
+    console, freed = Terminal(), 0
     for path in _runs_among(paths):
         before = disk_bytes(path)
         try:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
 from lightning_core.cli.serving import say
 from lightning_core.deploy.deployment import inside, read_deployment
 from lightning_core.errors import ConfigError, LightningError, TrainingStopped
+from lightning_core.terminal import Terminal, shown
 from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.preflight import show_plan
 from lightning_core.trainer.roles.joining import Joining
@@ -285,7 +285,7 @@ def plan_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
 
     def plan(trainer: Trainer, solve: object, **tasks: Any) -> None:
         plans.append(trainer.plan(**tasks))
-        show_plan(plans[-1], Console())
+        show_plan(plans[-1], Terminal())
 
     call_once(script, arguments, launch, plan)
     if any(check.holds is False for check in plans[0].checks):
@@ -337,7 +337,7 @@ def run_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
     except LightningError:
         raise
     except Exception as error:  # whatever the user's script raises is the user's to read
-        sys.stderr.write(script_traceback(error, str(script)))
+        sys.stderr.write(shown(script_traceback(error, str(script))))
         raise typer.Exit(1) from None
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lightning_core.deploy.deployment import OWN_STORE, PORT, RUNS, USER, Deployment, Place, hosts_of
 from lightning_core.errors import ConfigError
+from lightning_core.stores.credentials import NAMED
 
 Document = dict[str, Any]
 
@@ -28,20 +29,20 @@ def make_compose(deployment: Deployment, files: Path) -> Document:
     heavy = deployment.image
     services: Document = {
         "trainer": {
-            **_part(deployment, files, heavy),
+            **_part(deployment, place, files, heavy),
             "command": _literal(deployment.train(place)),
             "restart": "on-failure",
             **_devices(deployment),
         },
         "worker": {
-            **_part(deployment, files, "core"),
+            **_part(deployment, place, files, "core"),
             "command": _literal(deployment.work(place)),
             "restart": "unless-stopped",
             "deploy": {"replicas": deployment.workers},
             "volumes": [],
         },
         "serve": {
-            **_part(deployment, files, heavy, app=False),
+            **_part(deployment, place, files, heavy, app=False),
             "command": deployment.serve(place, "serve", "${SERVE_VERSION:+@${SERVE_VERSION}}"),
             "profiles": ["serve"],
             "restart": "unless-stopped",
@@ -52,7 +53,7 @@ def make_compose(deployment: Deployment, files: Path) -> Document:
     }
     if deployment.gateway:
         services["gateway"] = {
-            **_part(deployment, files, heavy, app=False),
+            **_part(deployment, place, files, heavy, app=False),
             "command": _literal(deployment.answer(place, "--name", "gateway")),
             "restart": "unless-stopped",
             "healthcheck": _healthy(),
@@ -72,7 +73,7 @@ def _literal(words: list[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def _part(deployment: Deployment, files: Path, image: str, *, app: bool = True) -> Document:
+def _part(deployment: Deployment, place: Place, files: Path, image: str, *, app: bool = True) -> Document:
     """Returns the part that all of our own containers share. `app`: the user's code runs there, and gets its
     secrets."""
     names = deployment.variables if app else (deployment.password,)
@@ -85,7 +86,10 @@ def _part(deployment: Deployment, files: Path, image: str, *, app: bool = True) 
             "target": image,
             "args": {"FILES": files.as_posix(), "BASE": f"${{BASE:-python:{deployment.python}-slim}}"},
         },
-        "environment": {name: f"${{{name}:?write it to .env beside this file}}" for name in names},
+        "environment": {
+            NAMED: _literal([str(place.store)])[0],
+            **{name: f"${{{name}:?write it to .env beside this file}}" for name in names},
+        },
         "volumes": [f"runs:{RUNS}"],
         "tmpfs": ["/tmp"],
         "read_only": True,
@@ -152,6 +156,7 @@ def make_values(deployment: Deployment) -> Document:
     return {
         "name": name,
         "secret": name,
+        "store": place.store,
         "graceSeconds": deployment.grace,
         "storage": {"size": "50Gi", "accessMode": "ReadWriteOnce"},
         "trainer": {
@@ -277,6 +282,7 @@ def _labels(deployment: Deployment) -> Document:
 def _pod(deployment: Deployment) -> Document:
     assert deployment.gpu is not None
     names = deployment.variables if deployment.store else deployment.secrets
+    named = [{"name": NAMED, "value": deployment.store}] if deployment.store else []
     secrets = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": deployment.name, "key": name}}}
         for name in names
@@ -284,7 +290,7 @@ def _pod(deployment: Deployment) -> Document:
     container = {
         "name": "ray-head",
         "image": f"{REGISTRY}/{deployment.name}-verl:1",
-        "env": secrets,
+        "env": [*named, *secrets],
         "resources": {
             "requests": {"cpu": "8", "memory": "64Gi"},
             "limits": {"nvidia.com/gpu": deployment.gpu.count},
@@ -334,6 +340,8 @@ def make_task(deployment: Deployment, files: Path) -> Document:
         task["file_mounts"] = {RUNS: bucket}
     if names := deployment.variables if outlives else deployment.secrets:
         task["secrets"] = dict.fromkeys(names)
+    if outlives:
+        task["envs"] = {NAMED: deployment.store}
     return {**task, "setup": _setup(deployment, files), "run": f"source ~/env/bin/activate\n{command}\n"}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lightning_core.errors import LightningError
 from lightning_core.plugins import load_plugins
+from lightning_core.terminal import shown
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
 
@@ -32,5 +33,5 @@ if __name__ == "__main__":
     try:
         said = asyncio.run(find_reward(Path(sys.argv[1])))
     except LightningError as problem:
-        sys.exit(str(problem))
-    sys.exit(0 if said is not None and print(said) is None else "no reward yet")  # noqa: T201
+        sys.exit(shown(str(problem)))
+    sys.exit(0 if said is not None and print(shown(said)) is None else "no reward yet")  # noqa: T201

@@ -23,6 +23,7 @@ from lightning_core.errors import (
 )
 from lightning_core.json_text import EXACT_JSON, load_json
 from lightning_core.loop_thread import LoopThread
+from lightning_core.stores.credentials import advice, takes_none
 from lightning_core.stores.packing import as_plain, dump_json
 
 T = TypeVar("T")
@@ -152,15 +153,17 @@ class Link:
 def address_of(url: str) -> tuple[str, str]:
     """(URL of the API, token) of a store's URL. Raises ConfigError for one that can't be used."""
     parts = urlsplit(url)
-    token = unquote(parts.password or parts.username or "") or os.environ.get(TOKEN_NAME, "")
+    token = unquote(parts.password or parts.username or "")
+    if not takes_none(url):
+        token = token or os.environ.get(TOKEN_NAME, "")
     host = parts.netloc.rpartition("@")[2]
     shown = f"{parts.scheme}://{host}{parts.path}"
     if not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(f"store {shown!r} is no address of an API: write 'http://host:8100'")
     if not token:
         raise ConfigError(
-            f"store {shown!r} needs a token of scope admin, made by `agentlightning token`: set {TOKEN_NAME} "
-            "to it"
+            f"store {shown!r} needs a token of scope admin, made by `agentlightning token`. "
+            + (advice(TOKEN_NAME, url) or f"Set {TOKEN_NAME} to it")
         )
     return f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix(BASE)}{BASE}", token
 

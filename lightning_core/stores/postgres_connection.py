@@ -27,10 +27,13 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper, TextBinaryLoader
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores.credentials import advice, takes_none
 from lightning_core.stores.rows import SCHEMA, Dialect
 
 FORM = "postgresql://user:password@host:port/database?schema=lightning"
 DEFAULT_SCHEMA = "lightning"
+PASSWORD = "PGPASSWORD"
+"""The environment variable with the password for a URL without one, which libpq reads."""
 _DEFAULTS: dict[str, Any] = {
     "application_name": "agentlightning",
     "connect_timeout": 10,
@@ -136,6 +139,8 @@ class Place:
     """The PostgreSQL schema that holds the tables."""
     name: str
     """For messages: without the password."""
+    advice: str = ""
+    """Why the environment's password was not sent, and what to do."""
 
 
 def place_of(url: str) -> Place:
@@ -149,7 +154,9 @@ def place_of(url: str) -> Place:
     user = f"{given['user']}@" if "user" in given else ""
     port = f":{given['port']}" if "port" in given else ""
     name = f"postgresql://{user}{given.get('host', '')}{port}/{given.get('dbname', '')}"
-    return Place({**_DEFAULTS, **given}, schema, name)
+    if takes_none(url):  # an empty one is a password to libpq, which then takes none of the environment
+        given.setdefault("password", "")
+    return Place({**_DEFAULTS, **given}, schema, name, advice(PASSWORD, url))
 
 
 def _parsed(url: str) -> dict[str, str]:
@@ -195,14 +202,15 @@ def may_pass(error: psycopg.Error, *, first: bool = False) -> bool:
 def in_words(error: psycopg.Error, place: Place) -> StoreError:
     """Turns a PostgreSQL error into one that says what happened, to which store, and what to do next."""
     said = " ".join(str(error).split())
-    return StoreError(f"the store {place.name!r} {_meaning(error, said)} ({said})")
+    return StoreError(f"the store {place.name!r} {_meaning(error, said, place.advice)} ({said})")
 
 
-def _meaning(error: psycopg.Error, said: str) -> str:
+def _meaning(error: psycopg.Error, said: str, advice: str) -> str:
     state = error.sqlstate
     if state is None and isinstance(error, psycopg.OperationalError):
         if "authentication failed" in said or "no password" in said:
-            return "refuses the password: check user and password in its URL, or set PGPASSWORD or PGPASSFILE"
+            todo = advice or f"check user and password in its URL, or set {PASSWORD} or PGPASSFILE"
+            return f"refuses the password: {todo}"
         if "does not exist" in said and "database" in said:
             return "names a database that is not there: make it with `createdb`, or name another"
         if "FATAL:" in said:

@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.masking import without_password
+from lightning_core.stores.credentials import advice, takes_none
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class RedisUrl:
     """The beginning of all keys."""
     options: dict[str, Any] = field(repr=False)
     """The driver's."""
+    advice: str = ""
+    """Why the environment's password was not sent, and what to do."""
 
     @property
     def channels(self) -> str:
@@ -99,12 +102,12 @@ def read_url(url: str) -> RedisUrl:
     try:
         options = parse_url(parts._replace(query=urlencode(query)).geturl())  # type: ignore[no-untyped-call]
         kind = options.pop("connection_class", DriverConnection)
-        if "password" not in options and PASSWORD in os.environ:
+        if "password" not in options and PASSWORD in os.environ and not takes_none(url):
             options["password"] = os.environ[PASSWORD]
         kind(**options)
     except (TypeError, ValueError, redis.RedisError) as error:
         raise ConfigError(f"store {shown!r} can't be used: {error}") from error
-    return RedisUrl(shown, prefix, {**options, "connection_class": kind})
+    return RedisUrl(shown, prefix, {**options, "connection_class": kind}, advice(PASSWORD, url))
 
 
 class RedisLink:
@@ -170,9 +173,8 @@ class RedisLink:
         said = f"the store {self.url.shown!r}"
         match error:
             case redis.AuthenticationError():
-                return StoreError(
-                    f"{said} refused user or password ({error}): correct them in the URL, or set {PASSWORD}"
-                )
+                todo = self.url.advice or f"correct them in the URL, or set {PASSWORD}"
+                return StoreError(f"{said} refused user or password ({error}): {todo}")
             case redis.exceptions.NoPermissionError():
                 return StoreError(f"{said} forbids a command ({error}): give the user all rights to its keys")
             case redis.exceptions.BusyLoadingError():

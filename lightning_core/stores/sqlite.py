@@ -68,11 +68,11 @@ class SqliteStore(TableStore):
         self.path = path_of(url).absolute()  # an app may change the working directory
         self.name = str(self.path)
         notifications = Notifications()
-        writer, reader = (
-            Worker(SqliteDriver(self.name, lambda: connect(self.path), notifications, writes=writes))
+        self._driver, reading = (
+            SqliteDriver(self.name, lambda: connect(self.path), notifications, writes=writes)
             for writes in (True, False)
         )
-        super().__init__(writer, reader, notifications, look_seconds=POLL_SECONDS)
+        super().__init__(Worker(self._driver), Worker(reading), notifications, look_seconds=POLL_SECONDS)
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None
@@ -81,6 +81,11 @@ class SqliteStore(TableStore):
         if limit > 0 and not (await self._read(lambda of: of.work(run_id)))[0]:
             limit = 0
         return await super().lease(worker, limit, seconds, run_id=run_id)
+
+    async def __aexit__(self, *exc: object) -> None:
+        await super().__aexit__(*exc)
+        if self._driver.gone and exc[0] is None:
+            raise StoreError(self._driver.gone)
 
     async def _ends(self) -> int:
         ended: int = await self._reader.run(Operation(ends))
@@ -109,9 +114,15 @@ class MemoryStore(TableStore):
 class SqliteConnection(SqlTransaction):
     """A connection to the tables, in memory or in the file of a store."""
 
-    def __init__(self, raw: sqlite3.Connection) -> None:
+    def __init__(self, raw: sqlite3.Connection, path: Path | None = None) -> None:
         super().__init__()
-        self.raw = raw
+        self.raw, self.path = raw, path
+        self._files = _files(path)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether another file, or none, lies at the path of the one that is open: writes would be lost."""
+        return _files(self.path) != self._files
 
     def rows(self, query: str, *values: Any) -> list[Row]:
         given = [dump_json(value).decode() if isinstance(value, list) else value for value in values]
@@ -143,15 +154,26 @@ class SqliteDriver(Driver[SqliteConnection]):
         super().__init__(notifications)
         self.name, self._connect = name, connect
         self._writes = writes
+        self.gone = ""
+        """What became of the file, if that was removed or replaced while it was open."""
 
     def connect(self) -> SqliteConnection:
         return self._connect()
 
     def close(self, connection: SqliteConnection) -> None:
+        with suppress(StoreError):
+            self._check_there(connection)
         connection.raw.close()
+
+    def _check_there(self, connection: SqliteConnection) -> None:
+        """Raise StoreError if the file was removed or replaced; what was recorded is written beside it."""
+        if connection.is_gone:
+            self.gone = self.gone or _rescued(connection)
+            raise StoreError(self.gone)
 
     @contextmanager
     def transaction(self, connection: SqliteConnection, jobs: Sequence[Job]) -> Iterator[list[Topic]]:
+        self._check_there(connection)
         connection.begin()
         topics = connection.topics
         if not self._writes:
@@ -225,7 +247,7 @@ def connect(path: Path) -> SqliteConnection:
         connection.close()
         raise
     _narrow(path)
-    return SqliteConnection(connection)
+    return SqliteConnection(connection, path)
 
 
 def connect_memory() -> SqliteConnection:
@@ -235,6 +257,38 @@ def connect_memory() -> SqliteConnection:
     for statement in (*SCHEMA, OWN):
         connection.execute(_words(statement))
     return SqliteConnection(connection)
+
+
+def _files(path: Path | None) -> list[tuple[int, int] | None]:
+    """(device, inode) of the database at the path of a store and of its log; None where there is no file."""
+    found: list[tuple[int, int] | None] = []
+    for file in () if path is None else (path, f"{path}-wal"):
+        try:
+            status = os.stat(file)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_dev, status.st_ino))
+    return found
+
+
+def _rescued(connection: SqliteConnection) -> str:
+    """Write what a removed file held to a new one beside it; returns what to tell the user."""
+    path = connection.path
+    assert path is not None
+    name = path.with_name(f"{path.stem}.rescued-{os.getpid()}{path.suffix}")
+    said = f"the store {str(path)!r} was removed or replaced while it was open, so nothing more is recorded"
+    try:
+        if not name.exists():  # the other connection of this process may have been first
+            os.mknod(name, stat.S_IFREG | 0o600)
+            connection.raw.execute("VACUUM INTO ?", (str(name),))
+    except (OSError, sqlite3.Error) as error:
+        return f"{said}, and its records are lost ({error}): start a new run in another folder"
+    whole = "All that was recorded until then" if not path.exists() else "What could still be read of it"
+    return (
+        f"{said}. {whole} is in {str(name)!r}: to go on, delete what is left of {path.name!r}, its -wal and "
+        f"its -shm, rename that file to {path.name!r}, and resume"
+    )
 
 
 def _narrow(path: Path) -> None:

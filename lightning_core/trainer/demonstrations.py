@@ -23,7 +23,7 @@ from lightning_core.errors import ApiError, ConfigError, DataError, GatewayError
 from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.sequences import as_ids, as_logprobs
-from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import shuffled
 from lightning_core.types import (
@@ -103,6 +103,7 @@ def _address(source: str | Path) -> tuple[str, str | None]:
     found = RunFolder(Path(source), resume=True).find_run()
     if found is None:
         raise ConfigError(f"{str(source)!r} is neither a store's URL nor a run's folder")
+    check_there(found[0])
     return found
 
 

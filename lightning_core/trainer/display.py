@@ -17,6 +17,7 @@ from lightning_core.backends.hosted import NONE
 from lightning_core.insight.failures import Reason, kind_of, reason_of
 from lightning_core.insight.rewards import WIDTH
 from lightning_core.insight.verdict import Verdict, say
+from lightning_core.terminal import Terminal
 from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.report import NO_PLOTS, task_name
 from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
@@ -33,7 +34,7 @@ class Display(Observer):
     """Progress of a run; says nothing where it is not enabled."""
 
     def __init__(self, *, enabled: bool, steps: int, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, quiet=not enabled)
+        self.console = console or Terminal(stderr=True, quiet=not enabled)
         self._steps = steps
         self._progress = Progress(
             TextColumn("{task.description:<22}"),

@@ -14,11 +14,12 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from lightning_core.backends.folders import recover, tidy
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.masking import without_password
+from lightning_core.stores.credentials import from_folder
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class RunFolder:
             return None
         except ValueError:
             address = None
-        if not isinstance(address, dict) or not address.keys() >= {"run", "store"}:
+        if not _is_address(address):
             raise ConfigError(
                 f"{str(self.address_file)!r} does not say which run this is: write "
                 '{"run": "ITS ID", "store": null} into it, or remove the folder'
@@ -152,9 +153,12 @@ class RunFolder:
         return address
 
     def find_run(self) -> tuple[str, str] | None:
-        """(URL of its store, id in it) of the run; None before it was opened."""
+        """(URL of its store, id in it) of the run; None before it was opened. As only the folder names the
+        store, it gets no password of the environment (`stores.credentials`)."""
         address = self.read_address()
-        return None if address is None else (address["store"] or self.store_url, address["run"])
+        if address is None:
+            return None
+        return (from_folder(address["store"]) if address["store"] else self.store_url), address["run"]
 
     def write_address(self, store: str | None, port: int | None = None) -> None:
         """Say under which id and in which store the run is kept, None is the folder's own, and at which port
@@ -186,6 +190,17 @@ class RunFolder:
         path = self.path / name
         write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
         return path
+
+
+def _is_address(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether it is what `write_address` writes, of this version or an older one."""
+    return (
+        isinstance(value, dict)
+        and value.keys() >= {"run", "store"}
+        and isinstance(value["run"], str)
+        and isinstance(value["store"], str | None)
+        and isinstance(value.get("port"), int | None)
+    )
 
 
 def absolute(path: Path) -> str:

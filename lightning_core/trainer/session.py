@@ -26,6 +26,7 @@ from lightning_core.prompts import Prompt, read_declared
 from lightning_core.runner.runner import prepare
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
+from lightning_core.stores.credentials import from_folder
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.folder import RunFolder, from_anywhere
 from lightning_core.trainer.observers import Observers
@@ -223,7 +224,9 @@ class Session:
                     f"run {self.folder.run_id!r} was started with store {begun!r}, not {shown!r}; "
                     "resume it without `store`"
                 )
-        return str(given or (address or {}).get("store") or self.folder.store_url)
+        if given is not None or address is None:
+            return str(given or self.folder.store_url)
+        return from_folder(address["store"]) if address["store"] else self.folder.store_url
 
     def pin(self, staleness: int = 0) -> int | None:
         """The version of the weights that must answer the rollouts asked for now.

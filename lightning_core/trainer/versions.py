@@ -260,7 +260,7 @@ def _link(file: Path, target: Path) -> None:
 
 
 def _delete_all_but(folder: RunFolder, kept: set[str]) -> None:
-    places: Iterable[Path] = (folder.path / "versions").glob("*")
+    places: Iterable[Path] = (folder.path / "versions").glob("[0-9]" * 6)
     for path in (*folder.checkpoint_folders(), *places):
         if absolute(path) not in kept:
             shutil.rmtree(path)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core.backends.base import Batch
 from lightning_core.backends.folders import write_weights
+from lightning_core.backends.local.versions import Content, export_version
 from lightning_core.backends.settings import LoraOptions
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.serving import ask, sample_batch, serving
@@ -72,6 +73,34 @@ async def test_a_trained_model_can_be_served_from_its_checkpoint(qwen: Path, tmp
         wanted = await ask(backend, "fox", max_tokens=6, temperature=0.0)
     async with serving(tmp_path / "checkpoint" / "model") as backend:
         assert (await ask(backend, "fox", max_tokens=6, temperature=0.0)).ids == wanted.ids
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)])
+async def test_an_exported_policy_says_where_a_reply_ended_in_training_and_how_it_was_sampled(
+    qwen: Path, tmp_path: Path, lora: LoraOptions | None
+) -> None:
+    base = Path(shutil.copytree(qwen, tmp_path / "base"))
+    (base / "generation_config.json").write_text(
+        '{"eos_token_id": [0, 7], "temperature": 0.6, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}'
+    )
+    async with serving(base, lora=lora) as backend:
+        await backend.export(tmp_path / "policy")
+        await backend.save(tmp_path / "checkpoint")
+        prompt = (await ask(backend, "fox", max_tokens=2)).prompt_ids
+    export_version(Content(str(tmp_path / "checkpoint"), str(base)), tmp_path / "version")
+    for folder in (tmp_path / "policy", tmp_path / "version"):
+        network = AutoModelForCausalLM.from_pretrained(folder)
+        said = network.generation_config
+        assert set(said.eos_token_id) == set(network.config.eos_token_id) == {0, 2, 7}
+        assert (said.temperature, said.top_k, said.top_p, said.repetition_penalty) == (1.0, 0, 1.0, None)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.chat_template == AutoTokenizer.from_pretrained(base).chat_template
+        with torch.no_grad():  # every token is as likely: a reply ends at one of the three
+            network.get_output_embeddings().weight.zero_()
+        torch.manual_seed(0)
+        reply = network.generate(torch.tensor([prompt]), max_new_tokens=400)[0, len(prompt) :].tolist()
+        assert len(reply) < 400
+        assert [token in {0, 2, 7} for token in reply].index(True) == len(reply) - 1
 
 
 async def test_a_save_replaces_the_older_one_and_leaves_nothing_behind(qwen: Path, tmp_path: Path) -> None:

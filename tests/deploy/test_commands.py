@@ -78,9 +78,14 @@ class Pods:
         tmp.mkdir(exist_ok=True)
         (container,) = self.specs[part]["containers"]
         command = [self.here(word, tmp, port) for word in (*self.entry, *container["args"])]
-        secrets = {each["name"]: "secret" for each in container["env"] if "secretKeyRef" in each["valueFrom"]}
+        secrets = {
+            each["name"]: "secret" for each in container["env"] if "secretKeyRef" in each.get("valueFrom", ())
+        }
         own = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
         own["PATH"] = f"{Path(sys.executable).parent}:{own['PATH']}"
+        own |= {
+            each["name"]: self.here(each["value"], tmp, port) for each in container["env"] if "value" in each
+        }
         own |= {"HOME": str(tmp), "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(command, cwd=tmp, env={**own, **secrets}, stdout=log, stderr=log)

@@ -40,7 +40,7 @@ def test_compose_reads_what_is_written_for_each_script(case: str, tmp_path: Path
     for name in services.keys() - {"postgres"}:
         assert services[name]["read_only"], name
         assert services[name]["cap_drop"] == ["ALL"]
-        assert services[name]["environment"].keys() <= SECRETS.keys()
+        assert services[name]["environment"].keys() <= SECRETS.keys() | {"LIGHTNING_STORE"}
         for port in services[name].get("ports", []):
             assert port["host_ip"] == "127.0.0.1", "nothing is public by itself"
     assert "OPENAI_API_KEY" not in services.get("gateway", {}).get("environment", {})

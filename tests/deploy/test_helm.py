@@ -108,10 +108,12 @@ def test_only_those_who_run_the_app_get_its_secrets(helm: Helm, tmp_path: Path) 
 
     def secrets(name: str) -> set[str]:
         variables = found[name]["containers"][0]["env"]
-        return {each["name"] for each in variables if "secretKeyRef" in each["valueFrom"]}
+        return {each["name"] for each in variables if "secretKeyRef" in each.get("valueFrom", ())}
 
     assert secrets("worker") == secrets("trainer") == {"PGPASSWORD", "OPENAI_API_KEY"}
     assert secrets("serve") == {"PGPASSWORD"}
+    named = {"name": "LIGHTNING_STORE", "value": "postgresql://trainer@db.example:6432/runs?schema=boats"}
+    assert named in found["serve"]["containers"][0]["env"], "so that its password is sent there"
 
 
 def test_a_version_is_a_number_and_a_job_with_other_values_has_another_name(

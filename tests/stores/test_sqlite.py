@@ -420,3 +420,68 @@ def call(call_id: str, request: dict[str, Any]) -> Call:
         started_at=1.0,
         ended_at=2.0,
     )
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "log removed", "folder moved"])
+async def test_a_file_that_is_removed_or_replaced_while_it_is_open_is_noticed_and_its_records_are_kept(
+    tmp_path: Path, what: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    file, log = folder / "runs.db", folder / "runs.db-wal"
+    store = SqliteStore(f"sqlite:///{file}")
+    await store.__aenter__()
+    await store.put_run(Run(id="run"))
+    await store.enqueue(rollouts(3))
+    if what == "folder moved":
+        folder.rename(tmp_path / "elsewhere")
+    elif what == "log removed":
+        log.unlink()
+    else:
+        file.unlink()
+    if what == "replaced":
+        async with SqliteStore(f"sqlite:///{file}") as other:
+            await other.put_run(Run(id="another"))
+    said = "was removed or replaced while it was open, so nothing more is recorded"
+    for attempt in range(2):
+        with pytest.raises(StoreError, match=said):
+            await (store.put_run(Run(id="late")) if attempt else store.find_run("run"))
+    with pytest.raises(StoreError, match=said):
+        await store.__aexit__(None, None, None)
+    if what == "folder moved":
+        async with SqliteStore(f"sqlite:///{tmp_path / 'elsewhere' / 'runs.db'}") as moved:
+            assert len(await moved.find_rollouts("run")) == 3
+        return
+    (rescued,) = folder.glob("runs.rescued-*.db")
+    assert rescued.stat().st_mode & 0o777 == 0o600
+    async with SqliteStore(f"sqlite:///{rescued}") as again:
+        if what != "replaced":  # whoever opened the new file may have taken the log of the old one
+            assert len(await again.find_rollouts("run")) == 3
+        assert "late" not in [one.id for one in await again.list_runs()]
+
+
+async def test_a_store_whose_file_is_removed_after_the_last_record_says_so_when_it_is_closed(
+    tmp_path: Path, url: str
+) -> None:
+    store = SqliteStore(url)
+    await store.__aenter__()
+    await store.put_run(Run(id="run"))
+    (tmp_path / "runs.db").unlink()
+    with pytest.raises(StoreError, match="was removed or replaced"):
+        await store.__aexit__(None, None, None)
+    rescued = tmp_path / f"runs.rescued-{os.getpid()}.db"
+    async with SqliteStore(f"sqlite:///{rescued}") as again:
+        assert await again.find_run("run") is not None
+
+
+async def test_an_error_of_the_block_is_not_replaced_by_that_of_a_removed_file(
+    tmp_path: Path, url: str
+) -> None:
+    async def fail() -> None:
+        async with SqliteStore(url) as store:
+            await store.put_run(Run(id="run"))
+            (tmp_path / "runs.db").unlink()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()

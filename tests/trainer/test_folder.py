@@ -129,3 +129,23 @@ def test_a_run_stays_in_its_folder_when_the_app_changes_the_working_directory(tm
     assert {"store.db", "policy", "checkpoints", "summary.json"} <= {path.name for path in run.iterdir()}
     assert (run / "checkpoints" / "step-000002" / "model" / "model.safetensors").is_file()
     assert not [path for path in (tmp_path / "sandboxes").rglob("*") if path.is_file()]
+
+
+def test_a_run_whose_store_is_removed_ends_with_an_error_and_goes_on_from_what_was_recorded(tmp_path):
+    folder = tmp_path / "run"
+
+    async def remove(task: lightning.Task) -> float:
+        if (folder / "checkpoints" / "step-000001").exists():
+            (folder / "store.db").unlink(missing_ok=True)
+        return await solve(task)
+
+    settings = {"model": "tiny", "steps": 3, "folder": folder, "progress": False, "seed": 1}
+    algorithm = lightning.GRPO(group_size=2, tasks_per_step=1)
+    with pytest.raises(StoreError, match="was removed or replaced while it was open"):
+        lightning.Trainer(**settings, algorithm=algorithm).fit(remove, train=TASKS)
+    (rescued,) = folder.glob("store.rescued-*.db")
+    rescued.rename(folder / "store.db")
+    for end in ("-wal", "-shm"):
+        (folder / f"store.db{end}").unlink(missing_ok=True)
+    summary = lightning.Trainer(**settings, algorithm=algorithm, resume=True).fit(solve, train=TASKS)
+    assert (summary.steps, summary.rollouts) == (3, 6)

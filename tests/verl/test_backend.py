@@ -5,6 +5,7 @@ One started backend serves this file; each test begins at its start.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -214,6 +215,9 @@ async def test_the_local_backend_serves_what_is_exported(backend: Any, tmp_path:
     await made.close()
     assert found.ids == wanted.ids
     assert found.logprobs == pytest.approx(wanted.logprobs, abs=TOLERANCE)
+    for file in ("config.json", "generation_config.json"):
+        ends = json.loads((tmp_path / "model" / file).read_text())["eos_token_id"]
+        assert {*(ends if isinstance(ends, list) else [ends])} == made.upstream.model.stop_ids
 
 
 async def test_a_checkpoint_of_another_backend_is_refused(backend: Any, tmp_path: Path) -> None:

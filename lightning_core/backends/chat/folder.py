@@ -6,6 +6,7 @@ Two models have short names: "tiny" is shipped, "smollm2" is made of a package (
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,6 +143,30 @@ def find_stop_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase) ->
     if tail and tail[0] in special:
         ids.add(tail[0])
     return frozenset(ids)
+
+
+def keep_ends(folder: Path, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> None:
+    """Let a model's folder say how its replies were sampled and ended in training.
+
+    `generation_config.json` gets the ids that end a reply, and what a request without options means here:
+    temperature 1, all tokens. The base's own `top_k`, penalties and the like had no part in training.
+    `config.json` gets the ids too: some programs read them there.
+    """
+    ends = sorted(stop_ids)
+    GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=ends[0] if len(ends) == 1 else ends,
+        pad_token_id=tokenizer.pad_token_id,
+    ).save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(
+        json.dumps({**config, "eos_token_id": ends[0] if len(ends) == 1 else ends}, indent=2) + "\n"
+    )
 
 
 @contextmanager

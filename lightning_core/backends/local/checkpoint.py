@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from lightning_core.backends.chat.folder import keep_ends
 from lightning_core.backends.folders import recover, replacing
 from lightning_core.backends.local.model import Model
 from lightning_core.backends.local.policy import Policy
@@ -138,13 +139,12 @@ def _fixed_files(policy: Policy) -> dict[str, bytes]:
 
 
 def plain_files(model: Model) -> dict[str, bytes]:
-    """Tokenizer and configuration of the model itself, by name."""
+    """Tokenizer, chat template, configuration and stop tokens of the model itself, by the file's name."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model.tokenizer.save_pretrained(folder)
         model.network.config.save_pretrained(folder)
-        if model.network.generation_config is not None:
-            model.network.generation_config.save_pretrained(folder)
+        keep_ends(folder, model.tokenizer, model.stop_ids)
         return _read_files(folder)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
-from lightning_core.backends.chat.folder import check_folder
+from lightning_core.backends.chat.folder import check_folder, keep_ends
 from lightning_core.backends.folders import recover, replacing
 from lightning_core.backends.local.checkpoint import STATE
 from lightning_core.backends.local.versions import Content, compare_versions, export_version
@@ -253,7 +253,7 @@ class VerlBackend(VerlSettings):
 
         def write() -> None:
             with self._busy:
-                _write_checkpoint(parts.cluster, Path(folder), state)
+                _write_checkpoint(parts, Path(folder), state)
 
         await self._work(write)
 
@@ -263,7 +263,7 @@ class VerlBackend(VerlSettings):
 
         def write() -> None:
             with self._busy:
-                _export(parts.cluster, Path(folder))
+                _export(parts, Path(folder))
 
         await self._work(write)
 
@@ -385,26 +385,27 @@ def _fetch(model: str | Path) -> Path:
 
 
 # on disk ----------------------------------------------------------------------------------
-def _write_checkpoint(cluster: Cluster, folder: Path, state: dict[str, Any]) -> None:
+def _write_checkpoint(parts: _Parts, folder: Path, state: dict[str, Any]) -> None:
     """`model/` as a transformers folder, verl's own files to go on from, and `state`."""
     with replacing(folder) as partial:
-        _write_model(cluster, partial / "model")
-        cluster.save(partial / "verl")
+        _write_model(parts, partial / "model")
+        parts.cluster.save(partial / "verl")
         (partial / STATE).write_text(json.dumps(state))
 
 
-def _export(cluster: Cluster, folder: Path) -> None:
+def _export(parts: _Parts, folder: Path) -> None:
     """A plain transformers folder, in place of an older one. Raises ModelError if the disk won't."""
     with replacing(folder) as partial:
-        _write_model(cluster, partial)
+        _write_model(parts, partial)
 
 
-def _write_model(cluster: Cluster, folder: Path) -> None:
+def _write_model(parts: _Parts, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for file in cluster.folder.iterdir():
+    for file in parts.cluster.folder.iterdir():
         if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
             shutil.copy(file, folder / file.name)
-    cluster.export(folder)
+    keep_ends(folder, parts.upstream.model.tokenizer, parts.upstream.model.stop_ids)
+    parts.cluster.export(folder)
 
 
 def _read_state(folder: Path) -> dict[str, Any]:

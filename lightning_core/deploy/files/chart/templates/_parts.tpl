@@ -65,6 +65,10 @@ env:
     valueFrom:
       fieldRef:
         fieldPath: metadata.name
+{{- with .root.Values.store }}
+  - name: LIGHTNING_STORE
+    value: {{ . | quote }}
+{{- end }}
 {{- $secret := .root.Values.secret }}
 {{- range .values.variables }}
   - name: {{ . }}
