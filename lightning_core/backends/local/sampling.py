@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from lightning_core.backends.chat.completion import Completion, Options
 from lightning_core.backends.chat.constraints import Matcher, Words, penalties
@@ -15,6 +18,8 @@ from lightning_core.sequences import pack_mask
 
 BELOW_ONE = 1.0 - 2.0**-20
 """Keeps a point below the last cumulative sum in float32, where 0.99999999 would round to 1."""
+BLOCK = 1024
+"""Tokens in a block. A vocabulary of more is drawn from in two steps: a block, then a token."""
 
 
 def hold(logits: torch.Tensor, replies: list[Completion]) -> torch.Tensor:
@@ -109,7 +114,9 @@ class Sampler:
         """logits (N, V), one number in [0, 1) for each row → the drawn ids.
 
         Inverse transform sampling: a row's draw depends on its own number only, so a seed gives the same
-        reply whichever others are in the batch.
+        reply whichever others are in the batch. Rounding differs between batches, and a number that lies
+        within it of a bound between two tokens may draw either. Blocks leave few bounds to lie near: SmolLM2
+        with 49,152 tokens changed 67 of 100,000 draws in one step, and 5 in two.
         """
         logits = logits.float()
         logprobs = torch.log_softmax(logits if self._scales is None else logits / self._scales, -1)
@@ -129,12 +136,7 @@ class Sampler:
     def _pick(self, logprobs: torch.Tensor, uniforms: list[float]) -> torch.Tensor:
         if self._all_greedy:
             return logprobs.argmax(-1, keepdim=True)
-        cumulative = logprobs.exp().cumsum(-1)
-        points = (
-            torch.tensor([u * BELOW_ONE for u in uniforms], device=self._device)[:, None] * cumulative[:, -1:]
-        )
-        ids = torch.searchsorted(cumulative, points, right=True)  # "right" skips probability zero
-        ids.clamp_(max=logprobs.shape[-1] - 1)  # a row that is not finite has no such place
+        ids = _invert(logprobs.exp(), uniforms)
         if self._any_greedy:
             ids = torch.where(self._greedy, logprobs.argmax(-1, keepdim=True), ids)
         return ids
@@ -145,6 +147,29 @@ class Sampler:
             [(i, v) for i, v in zip(row, tops, strict=True) if v > float("-inf")]
             for row, tops in zip(ids.tolist(), values.tolist(), strict=True)
         ]
+
+
+def _invert(shares: torch.Tensor, uniforms: list[float]) -> torch.Tensor:
+    """shares (N, V) of probability, one number in [0, 1) for each row → ids (N, 1).
+
+    A number has 53 bits: the upper 26 draw the block, the others the token in it.
+    """
+    rows, vocabulary = shares.shape
+    if vocabulary <= BLOCK:
+        return _search(shares, uniforms)
+    blocks = pad(shares, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    lower, upper = zip(*(math.modf(u * 2.0**26) for u in uniforms), strict=True)
+    block = _search(blocks.sum(-1), [number / 2.0**26 for number in upper])
+    ids = block * BLOCK + _search(blocks[torch.arange(rows, device=block.device), block[:, 0]], lower)
+    return ids.clamp_(max=vocabulary - 1)
+
+
+def _search(shares: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """The first place in each row at which the shares so far exceed the row's part of their sum."""
+    cumulative = shares.cumsum(-1)
+    points = torch.tensor([u * BELOW_ONE for u in uniforms], device=shares.device)[:, None]
+    ids = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)  # "right" skips zero
+    return ids.clamp_(max=shares.shape[-1] - 1)  # a row that is not finite has no such place
 
 
 def _left(
