@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
     from lightning_core.prompts import Prompt as Prompt
-    from lightning_core.runner.config import FailurePolicy as FailurePolicy
+    from lightning_core.returns import FailurePolicy as FailurePolicy
     from lightning_core.runner.program import Command as Command
     from lightning_core.runner.ray_workers import RayWorkers as RayWorkers
     from lightning_core.tracing.environment import environment as environment
@@ -65,7 +65,7 @@ _HOMES = {
     "Critic": "algorithms.base",
     "DPO": "algorithms.dpo",
     "Demonstration": "types",
-    "FailurePolicy": "runner.config",
+    "FailurePolicy": "returns",
     "GEPA": "algorithms.gepa",
     "GRPO": "algorithms.policy_gradient",
     "Judge": "judge.judge",

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from lightning_core.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
+from lightning_core.types import Call, Event, Reward, Span, ToolEvent
 
 AGENT_NAME = "gen_ai.agent.name"
 """The attribute in which GenAI spans keep the name of the agent at work."""
@@ -76,19 +76,6 @@ def link_rewards(calls: Iterable[Call], rewards: Iterable[Reward]) -> list[Rewar
 def in_order(rewards: Iterable[Reward]) -> list[Reward]:
     """Sorts rewards by the time they were given; equal times keep the order in which they were stored."""
     return sorted(rewards, key=lambda reward: reward.created_at)
-
-
-def final_rewards(rewards: Iterable[Reward]) -> dict[str | None, float]:
-    """The final rewards that count, by agent, the whole rollout's under None: the last given of each."""
-    return {reward.agent: reward.value for reward in in_order(rewards) if reward.kind == "final"}
-
-
-def with_final(rollout: Rollout, rewards: Iterable[Reward]) -> Rollout:
-    """The rollout with the final reward that counts as its own; a failed one keeps that of its failure."""
-    final = final_rewards(rewards).get(None)
-    if final is None or rollout.status is not Status.SUCCEEDED:
-        return rollout
-    return rollout.model_copy(update={"reward": final})
 
 
 def inherit_agents(events: Sequence[Event]) -> list[Event]:

@@ -8,16 +8,21 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
-from lightning_core.credit.base import group_by_id, total_return
 from lightning_core.errors import TokenIdsError
-from lightning_core.linking import final_rewards, in_order, link_rewards
+from lightning_core.linking import in_order, link_rewards
+from lightning_core.returns import (
+    comparable,
+    counted_failures,
+    counted_rewards,
+    final_rewards,
+    with_lowest,
+)
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.stores.rules import answering
 from lightning_core.transcript import observation
-from lightning_core.types import Call, Reward, Rollout, Status, Trajectory, Transition, is_reward
+from lightning_core.types import Call, Reward, Rollout, Trajectory, Transition
 
 log = logging.getLogger(__name__)
 
@@ -35,63 +40,23 @@ def to_trajectories(
     `lowest`: a failure that counts has the lowest return of its group, if that is less than its own; with
     groups of one, of all.
     """
-    unusable = unusable_groups(rollouts, rewards)
-    counted = [one for one in rollouts if one.reward is not None and one.group_id not in unusable]
+    counted = comparable(rollouts, rewards)
     made = [to_trajectory(one, answering(calls[one.id]), rewards[one.id]) for one in counted]
-    return with_lowest(made, {one.id for one in counted if one.status is Status.FAILED}) if lowest else made
-
-
-def unusable_groups(
-    rollouts: Sequence[Rollout], rewards: Mapping[str, Sequence[Reward]]
-) -> dict[str, tuple[Rollout, float]]:
-    """The groups with a reward that no store takes, and where it is: of another version, or of a store of a
-    plugin."""
-    found: dict[str, tuple[Rollout, float]] = {}
-    for rollout in rollouts:
-        counted = () if rollout.status is Status.FAILED else rewards[rollout.id]
-        own = () if rollout.reward is None else (rollout.reward,)
-        bad = next((v for v in (*own, *(each.value for each in counted)) if not is_reward(v)), None)
-        if bad is not None:
-            found.setdefault(rollout.group_id, (rollout, bad))
-    return found
-
-
-# which failures count is decided where they happen (`runner.config`), as what only where the group is known
-def with_lowest(trajectories: Sequence[Trajectory], failed: Collection[str]) -> list[Trajectory]:
-    """The trajectories, those of `failed` rollouts with their group's lowest return if that is less; a group
-    of one has the lowest of all.
-
-    For each agent, as agents may have rewards of their own. A group of which all failed is left out: it
-    compares nothing, and of a step in which no rollout succeeds the trainer must hear.
-    """
-    found = []
-    everyone = [each for each in trajectories if each.rollout_id not in failed]
-    for group in group_by_id(trajectories).values():
-        whole = [each for each in group if each.rollout_id not in failed] if len(group) > 1 else everyone
-        found += [_lowered(each, whole) if each.rollout_id in failed else each for each in group if whole]
-    return found
-
-
-def _lowered(own: Trajectory, whole: Sequence[Trajectory]) -> Trajectory:
-    agents = {agent for each in whole for agent in each.agent_rewards}
-    reward = min(own.reward, *(each.reward + each.intermediate for each in whole))
-    lowest = {agent: min(own.reward, *(total_return(each, agent) for each in whole)) for agent in agents}
-    return replace(own, reward=reward, agent_rewards=lowest)
+    return with_lowest(made, counted_failures(counted)) if lowest else made
 
 
 def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> Trajectory:
     """The rollout's completed calls as transitions, with the intermediate rewards addressed to them.
 
-    Of several final rewards of the rollout, or of one agent, the last one counts. The penalty of a penalised
-    rollout is its whole return, for every agent: what was earned up to where it failed says more of where
-    that was than of how good it was. A reward about a call that was not recorded counts for the rollout
-    alone. A call that was only seen, answered elsewhere than by the gateway, is no transition.
-    A trained call without token ids raises TokenIdsError: what was sampled is then unknown.
+    Of several final rewards of the rollout, or of one agent, the last one counts. A reward about a call that
+    was not recorded counts for the rollout alone. A call that was only seen, answered elsewhere than by the
+    gateway, is no transition. A trained call without token ids raises TokenIdsError: what was sampled is then
+    unknown.
     """
     if rollout.reward is None:
         raise ValueError(f"rollout {rollout.id!r} has no reward yet")
     intermediate: defaultdict[str, float] = defaultdict(float)
-    counted = [] if rollout.status is Status.FAILED else link_rewards(calls, in_order(rewards))
+    counted = link_rewards(calls, in_order(counted_rewards(rollout, rewards)))
     final: dict[str | None, float] = {None: rollout.reward, **final_rewards(counted)}
     for reward in counted:
         if reward.kind == "intermediate" and reward.call_id is not None:

@@ -165,11 +165,6 @@ class Rollout(Record):
         """The step as people count: the first update is 1, and an evaluation comes after so many updates."""
         return self.step + (self.split == "train")
 
-    @property
-    def counts(self) -> bool:
-        """Whether it may be trained on: it has a final reward, or is to get one from a judge."""
-        return self.reward is not None or self.status is Status.SUCCEEDED
-
 
 class RolloutCount(Record):
     """The rollouts of a run that agree in these."""

@@ -19,6 +19,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.judge.question import CHARACTERS, Line, dialogue, shorten
 from lightning_core.prompts import Prompt
 from lightning_core.ranges import check_range
+from lightning_core.returns import trial_reward
 from lightning_core.types import Call, Event, Reward, Rollout, Task, ToolEvent
 
 Candidate = Mapping[str, str]
@@ -38,7 +39,7 @@ class Episode:
     @property
     def reward(self) -> float:
         """The final reward; 0 for a rollout that failed."""
-        return self.rollout.reward or 0.0
+        return trial_reward(self.rollout)
 
 
 @dataclass(frozen=True, slots=True)

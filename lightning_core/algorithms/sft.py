@@ -34,9 +34,10 @@ from lightning_core.algorithms.base import (
     check_options,
     is_changed,
 )
-from lightning_core.credit.base import EPSILON, Baseline, Comparison, Credit, Peer, Scale, total_return
+from lightning_core.credit.base import EPSILON, Baseline, Comparison, Credit, Peer, Scale
 from lightning_core.errors import ConfigError, TaskError
 from lightning_core.ranges import check_range
+from lightning_core.returns import total_return
 from lightning_core.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from lightning_core.errors import ConfigError
 from lightning_core.insight.failures import find_refused, group_failures
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import Reason, reasons_of
-from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
+from lightning_core.returns import with_final
 from lightning_core.stores.base import Store
 from lightning_core.terminal import Terminal
 from lightning_core.trace import Item, Node, Trace, read_traces

@@ -15,7 +15,7 @@ from lightning_core.console.reasons import to_shown
 from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError
 from lightning_core.insight.why import reasons_of
-from lightning_core.linking import with_final
+from lightning_core.returns import with_final
 from lightning_core.stores.base import Store
 from lightning_core.trace import read_traces
 from lightning_core.trainer.report import model_name, task_text

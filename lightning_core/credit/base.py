@@ -35,6 +35,7 @@ from statistics import fmean
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from lightning_core.credit.branches import reward_without_call, rewards_ahead, without_dropped
+from lightning_core.returns import total_return
 from lightning_core.types import Key, Trajectory, Transition
 
 EPSILON = 1e-6
@@ -126,11 +127,6 @@ class CreditReport:
     """Transitions that carry loss, per agent."""
     unusable: tuple[str, ...] = ()
     """Ids of the groups with rewards, returns, targets or advantages beyond `REACH`: they are left out."""
-
-
-def total_return(trajectory: Trajectory, agent: str) -> float:
-    """Final reward plus all intermediate rewards, each counted once: G = R + sum of r."""
-    return trajectory.final(agent) + trajectory.intermediate
 
 
 def total_parts(trajectory: Trajectory, agent: str) -> tuple[Part, ...]:

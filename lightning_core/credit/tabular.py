@@ -47,18 +47,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar
 
-from lightning_core.credit.base import (
-    AFTER,
-    EXPECTED,
-    FROM_HERE,
-    Comparison,
-    Part,
-    add_parts,
-    total_return,
-    turn_numbers,
-)
+from lightning_core.credit.base import AFTER, EXPECTED, FROM_HERE, Comparison, Part, add_parts, turn_numbers
 from lightning_core.credit.branches import reward_without_call
 from lightning_core.ranges import check_range
+from lightning_core.returns import total_return
 from lightning_core.types import Trajectory, Transition
 
 State = tuple[str, str]

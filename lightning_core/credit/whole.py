@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_core.credit.base import Comparison, parts_of, total_parts, total_return
+from lightning_core.credit.base import Comparison, parts_of, total_parts
+from lightning_core.returns import total_return
 from lightning_core.types import Trajectory
 
 

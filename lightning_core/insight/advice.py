@@ -11,7 +11,7 @@ from typing import Final
 
 from lightning_core import transcript
 from lightning_core.insight.failures import is_cut
-from lightning_core.insight.verdict import reward_of
+from lightning_core.returns import reward_of
 from lightning_core.types import Call, Rollout, Status
 
 FEWEST: Final = 4

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from lightning_core.insight.curves import Bucket, curves
-from lightning_core.insight.verdict import reward_of
+from lightning_core.returns import reward_of
 from lightning_core.types import Metrics, Rollout, Run
 
 LEAST: Final = 3

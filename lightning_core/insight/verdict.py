@@ -20,7 +20,8 @@ from lightning_core.alerts.rules import NOTHING_EARNED, RewardCollapse
 from lightning_core.alerts.watch import Scene
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import LEAST, end_width
-from lightning_core.types import Metrics, Record, Rollout, RolloutCount, Status, is_reward, matches
+from lightning_core.returns import reward_of
+from lightning_core.types import Metrics, Record, Rollout, RolloutCount, Status, matches
 
 Kind = Literal[
     "failed",
@@ -303,12 +304,6 @@ def _untold(evidence: Evidence) -> _Finding:
         "tasks before and after",
         {"steps": steps, "tasks": tasks},
     )
-
-
-def reward_of(rollout: Rollout) -> float:
-    """As an evaluation counts it: 0 for a rollout that failed or whose reward can't be used."""
-    usable = rollout.reward is not None and is_reward(rollout.reward)
-    return rollout.reward or 0.0 if usable and rollout.status is Status.SUCCEEDED else 0.0
 
 
 def _rewards(rollouts: Sequence[Rollout], temperature: float = 0.0) -> dict[tuple[str, int], float]:

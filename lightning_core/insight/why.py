@@ -20,7 +20,7 @@ from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale
 from lightning_core.credit.explaining import Explanation, explain
 from lightning_core.errors import ConfigError, LightningError, RewardError
 from lightning_core.insight.wording import lines, sentence
-from lightning_core.linking import with_final
+from lightning_core.returns import may_count, with_final
 from lightning_core.stores.base import Store, get_run
 from lightning_core.transitions import last_planned, to_trajectories
 from lightning_core.types import (
@@ -364,7 +364,7 @@ def rewarded(step: Step, other: Other) -> Step:
         rewards = {name: [one for one in given if not is_automatic(one)] for name, given in rewards.items()}
     if other.air is not None:
         for one in step.rollouts:
-            if one.split == "train" and one.counts:
+            if one.split == "train" and may_count(one):
                 rewards[one.id] += other.air.rewards(one, step.calls[one.id], step.events[one.id])
     rollouts = step.rollouts
     if other.reward is not None:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from lightning_core.credit.base import AFTER, CRITIC, EXPECTED, FROM_HERE, total_return
+from lightning_core.credit.base import AFTER, CRITIC, EXPECTED, FROM_HERE
 from lightning_core.credit.explaining import Explanation, Term
 from lightning_core.insight.verdict import say
+from lightning_core.returns import total_return
 from lightning_core.types import Trajectory, Transition
 
 _SAME = 1e-6

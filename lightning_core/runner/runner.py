@@ -18,7 +18,8 @@ from typing import Any
 from lightning_core.errors import ConfigError, DataError, LeaseLostError, StoreError, UnseenCallsError
 from lightning_core.insight.failures import with_hint
 from lightning_core.prompts import PinnedPrompts
-from lightning_core.runner.config import FailurePolicy, may_end_without_reward
+from lightning_core.returns import FailurePolicy
+from lightning_core.runner.config import may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.outcome import Outcome, Solve, describe, failed, no_reward, with_refused

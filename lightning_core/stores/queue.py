@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from lightning_core.linking import with_final
+from lightning_core.returns import last_final, with_final
 from lightning_core.stores import rules
 from lightning_core.stores.notifications import QUEUE, Topic, cancelled_of, finished_of
 from lightning_core.stores.rows import Table
@@ -168,7 +168,7 @@ def finish(to: Transaction, attempt: Attempt, reward: float | None, error: str |
     before = lock(to, [name]).get(name, (None, None))[0]
     given = None
     if reward is None and error is None:
-        given = rules.last_final(to.rewards(name, number), number)
+        given = last_final(to.rewards(name, number), number)
     after = rules.finished(attempt, before, reward=reward, error=error, given=given, now=now)
     if after is not before:
         save(to, [after])

@@ -16,7 +16,6 @@ from hashlib import blake2b
 from types import MappingProxyType
 
 from lightning_core.errors import DataError, LeaseLostError, NotFoundError, RewardError
-from lightning_core.linking import final_rewards
 from lightning_core.types import (
     REWARD_RANGE,
     Alert,
@@ -126,14 +125,6 @@ def final_reward(rollout: Rollout, reward: float, now: float) -> Reward:
         source="app" if rollout.status is Status.SUCCEEDED else "penalty",
         created_at=now,
     )
-
-
-def last_final(rewards: Iterable[Reward], attempt: int) -> float | None:
-    """The last final reward of the whole rollout among those of that attempt, if there is one.
-
-    The last by the time it was given: those given in the app's process are stored when the attempt ends.
-    """
-    return final_rewards(one for one in rewards if one.attempt == attempt).get(None)
 
 
 def all_found(rollout_ids: Iterable[str], known: Mapping[str, Rollout]) -> list[Rollout]:

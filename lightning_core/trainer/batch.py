@@ -13,11 +13,11 @@ from statistics import fmean
 
 from lightning_core.air.rulebook import Rulebook, is_automatic
 from lightning_core.credit.base import CreditReport
-from lightning_core.linking import with_final
+from lightning_core.returns import counted_failures, may_count, unusable_groups, with_final, without_left_out
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import answering
 from lightning_core.trainer.judging import Judging
-from lightning_core.transitions import to_trajectories, unusable_groups
+from lightning_core.transitions import to_trajectories
 from lightning_core.types import (
     REWARD_RANGE,
     Call,
@@ -99,9 +99,7 @@ async def read_batch(
     trajectories = await asyncio.to_thread(  # 0.2 s for 64 rollouts of 100 calls
         to_trajectories, ended, calls, rewards, lowest=lowest
     )
-    if lowest:
-        left = {r.group_id for r in ended} - unusable.keys() - {each.group_id for each in trajectories}
-        ended = [r.model_copy(update={"reward": None}) if r.group_id in left else r for r in ended]
+    ended = without_left_out(ended, trajectories, unusable)
     seconds = 0.0 if began is None else time.perf_counter() - began
     return StepBatch(ended, calls, trajectories, seconds, rewards, unusable_groups=len(unusable))
 
@@ -121,7 +119,7 @@ async def add_automatic(
     due = [
         rollout
         for rollout in rollouts
-        if rollout.split == "train" and rollout.counts and not any(map(is_automatic, rewards[rollout.id]))
+        if rollout.split == "train" and may_count(rollout) and not any(map(is_automatic, rewards[rollout.id]))
     ]
     events = await store.get_events([rollout.id for rollout in due])
     # a thread: 0.24 s for 64 rollouts of 100 calls, in which the gateway would not answer
@@ -143,7 +141,7 @@ def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: Credi
         **_reward_numbers([trajectory.reward for trajectory in batch.trajectories]),
         "rollouts": len(batch.rollouts),
         "failures": count_failures(batch.rollouts),
-        "failures_counted": sum(r.status is Status.FAILED and r.reward is not None for r in batch.rollouts),
+        "failures_counted": len(counted_failures(batch.rollouts)),
         **failure_numbers(batch.rollouts, batch.calls),
         "rollouts_without_calls": sum(
             rollout.status is Status.SUCCEEDED and not batch.calls.get(rollout.id)

@@ -68,7 +68,7 @@ class Collector:
         return await self._without_cancelled(finished, lambda more: plan(retry + more))
 
     async def _read(self, rollouts: Sequence[Rollout], began: float) -> StepBatch:
-        session, lowest = self.session, self.settings.on_failure.then == "lowest"
+        session, lowest = self.session, self.settings.on_failure.lowest
         return await read_batch(session.store, session.rulebook, self.judging, rollouts, began, lowest=lowest)
 
     async def _begin(self, step: int, phase: ResolvedPhase) -> None:

@@ -30,7 +30,7 @@ import httpx
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Dialogue, Question, Score, dialogue, make_question
-from lightning_core.linking import final_rewards
+from lightning_core.returns import final_rewards
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import ResolvedPhase

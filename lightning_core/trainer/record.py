@@ -135,7 +135,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
                 baseline=phase.algorithm.baseline,
                 scale=phase.algorithm.scale,
                 first=phase.first,
-                lowest=session.settings.on_failure.then == "lowest",
+                lowest=session.settings.on_failure.lowest,
             ).written()
             for phase in session.phases
         ],

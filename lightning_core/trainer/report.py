@@ -18,13 +18,8 @@ from rich.markup import escape
 
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change, agent_changes, change, reward_curve, running_mean
-from lightning_core.insight.verdict import (
-    Evidence,
-    missing_agents,
-    reward_of,
-    say,
-    verdict,
-)
+from lightning_core.insight.verdict import Evidence, missing_agents, say, verdict
+from lightning_core.returns import reward_of
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.trainer.plan import EVALUATIONS

@@ -25,8 +25,8 @@ from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.json_text import whole
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import CHARACTERS
-from lightning_core.linking import with_final
 from lightning_core.prompts import ALL, LEFT_OUT, Prompt
+from lightning_core.returns import with_final
 from lightning_core.trainer.batch import count_failures
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.discovery import PLAYED, played

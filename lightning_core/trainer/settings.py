@@ -20,7 +20,7 @@ from lightning_core.gateway.naming import Naming
 from lightning_core.judge.judge import Judge
 from lightning_core.prompts import ALL, Prompt
 from lightning_core.ranges import check_kind, check_range
-from lightning_core.runner.config import FailurePolicy
+from lightning_core.returns import FailurePolicy
 from lightning_core.runner.ray_workers import RayWorkers, Workers, parse_workers
 from lightning_core.trackers.base import Tracker
 from lightning_core.types import Role

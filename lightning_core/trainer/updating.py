@@ -221,7 +221,7 @@ class Updater:
                 "with `agentlightning models --name NAME rollback`, or start a new run"
             )
         # without the judge: its scores are stored
-        lowest = session.settings.on_failure.then == "lowest"
+        lowest = session.settings.on_failure.lowest
         batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)
         return self._credit(step, phase, batch.trajectories)[0]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.runner.config import RECORDED, FailurePolicy, RolloutConfig
+from lightning_core.returns import FailurePolicy
+from lightning_core.runner.config import RECORDED, RolloutConfig
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.types import Rollout, Status

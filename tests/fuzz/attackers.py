@@ -16,8 +16,8 @@ from typing import Any, Final
 from benchmarks.tiny_server import TOKENS
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.credit.base import assign
-from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
+from lightning_core.returns import with_final
 from lightning_core.trace import read_traces
 from lightning_core.trainer.parts import make_credit
 from lightning_core.transitions import to_trajectory

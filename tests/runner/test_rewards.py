@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lightning_core as lightning
-from lightning_core.runner.config import FailurePolicy
+from lightning_core.returns import FailurePolicy
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.types import Reward, Status, Task

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.runner.config import FailurePolicy
+from lightning_core.returns import FailurePolicy
 from lightning_core.runner.runner import LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS, Runner
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore

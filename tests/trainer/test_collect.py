@@ -7,10 +7,8 @@ import openai
 import pytest
 
 import lightning_core as lightning
-from lightning_core.credit.base import total_return
 from lightning_core.errors import TokenIdsError
-from lightning_core.linking import with_final
-from lightning_core.stores.rules import last_final
+from lightning_core.returns import last_final, total_return, with_final
 from lightning_core.transitions import to_trajectory
 from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
 from tests.trainer.watching import PER_STEP, Watched, fit, grpo, records

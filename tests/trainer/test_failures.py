@@ -18,13 +18,12 @@ from benchmarks.credit.training import loss_of
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.credit.base import assign
 from lightning_core.credit.whole import uniform
-from lightning_core.runner.config import FailurePolicy
+from lightning_core.returns import FailurePolicy, with_lowest
 from lightning_core.runner.outcome import is_of_world
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, current_scope, report
 from lightning_core.trainer.batch import failure_numbers, read_batch
-from lightning_core.transitions import with_lowest
 from lightning_core.types import Attempt, Call, Choice, Rollout, Status, Task, Trajectory
 
 ASKED = httpx.Request("POST", "http://model/v1/chat/completions")
@@ -215,7 +214,7 @@ async def learn(policy: FailurePolicy, steps: int = 15) -> float:
             ]
             await store.enqueue(asked)
             finished = await store.wait_finished([one.id for one in asked], timeout=60)
-            batch = await read_batch(store, None, None, finished, lowest=policy.then == "lowest")
+            batch = await read_batch(store, None, None, finished, lowest=policy.lowest)
             credited, _ = assign(batch.trajectories, uniform, algorithm.baseline, algorithm.scale)
             rows = {t.key: 0 for each in credited for t in each.transitions}
             if not rows:

@@ -20,8 +20,8 @@ from lightning_core.backends.base import Batch
 from lightning_core.credit.base import group_by_id
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.judge.judge import Judge
-from lightning_core.linking import with_final
 from lightning_core.plugins import load_plugins
+from lightning_core.returns import with_final
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.judging import TRIES, Judging, check_judge
