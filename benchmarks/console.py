@@ -140,6 +140,7 @@ def _rollout(step: int, place: int, chance: random.Random) -> Rollout:
         task=Task(input={"question": f"How many orders did customer {place // GROUP} of {step} place?"}),
         group_id=group,
         step=step,
+        place=f"{place // GROUP}-{place % GROUP}",
         status=Status.FAILED if failed else Status.SUCCEEDED,
         attempts=1,
         reward=None if failed else float(chance.random() < 0.5),

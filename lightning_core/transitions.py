@@ -6,7 +6,6 @@ The trainer makes its batches so, and whoever explains an update makes them agai
 from __future__ import annotations
 
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -124,28 +123,18 @@ def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transi
         )
 
 
-# which rollouts a step is made of; `trainer.plan` names them
-def find_place(rollout: Rollout) -> tuple[str, int] | None:
-    """(the place in its step that the trainer planned a rollout for, the number of the retry); None if it was
-    not the trainer who asked for it: anybody may enqueue rollouts of a run, with a step and a split."""
-    letter, place = ("t", r"\d+-\d+") if rollout.split == "train" else ("e", r"(?:sampled|greedy)-\d+")
-    name = re.escape(f"{rollout.run_id}-{letter}{rollout.step}")
-    found = re.fullmatch(rf"{name}(?:r(\d+))?-({place})", rollout.id)
-    return None if found is None else (found[2], int(found[1] or 0))
-
-
+# which rollouts a step is made of
 def is_planned(rollout: Rollout) -> bool:
     """Whether the trainer of its run asked for it."""
-    return find_place(rollout) is not None
+    return rollout.place is not None
 
 
 def last_planned(rollouts: Iterable[Rollout]) -> list[Rollout]:
     """In each place of a step the rollout that was planned last. Those before it were withdrawn, or failed
     with all others of the step. What the trainer did not ask for is left out."""
-    last: dict[str, tuple[int, Rollout]] = {}
+    last: dict[str, Rollout] = {}
     for rollout in rollouts:
-        if (found := find_place(rollout)) is not None:
-            place, retry = found
-            if place not in last or retry > last[place][0]:
-                last[place] = retry, rollout
-    return [rollout for _, rollout in last.values()]
+        place = rollout.place
+        if place is not None and (place not in last or rollout.retry > last[place].retry):
+            last[place] = rollout
+    return list(last.values())

@@ -141,6 +141,11 @@ class Rollout(Record):
     step: Integer
     """The training step that asked for it; the update of that step consumes it."""
     split: Split = "train"
+    place: str | None = None
+    """The place in its step that the trainer planned it for, such as "3-0"; None if somebody else asked for
+    it: anybody may enqueue rollouts of a run."""
+    retry: Integer = 0
+    """The number of the retry in that place: the last one counts."""
     sampling: Sampling = Sampling()
     policy_version: Integer | None = None
     """The version of the weights that is to answer its calls; None: the current one."""

@@ -46,7 +46,7 @@ def takes_none(url: str) -> bool:
 
 
 def advice(variable: str, url: str) -> str:
-    """What to do where `variable` was not sent to a store, or "" where the URL does not forbid it."""
+    """Returns the advice where `variable` was not sent to a store, or "" where the URL does not forbid it."""
     if not takes_none(url) or variable not in os.environ:
         return ""
     return (

@@ -27,6 +27,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper, TextBinaryLoader
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores import legacy
 from lightning_core.stores.credentials import advice, takes_none
 from lightning_core.stores.rows import SCHEMA, Dialect
 
@@ -53,7 +54,7 @@ LOCKED = "55P03"
 """Another transaction has held a lock for too long."""
 IDLE = "25P03"
 """The server has ended our transaction, as we were silent for too long."""
-VERSION = 5
+VERSION = 6
 """Version of the schema."""
 DIALECT: Dialect = {
     "text": 'text COLLATE "C"',
@@ -254,7 +255,7 @@ def opened(place: Place) -> Connection:
 def _prepare(connection: Connection, place: Place) -> None:
     """Make the tables, if there are none. Any number of processes may do so at once."""
     found = _version(connection, place)
-    if found is None:
+    if found in (None, 5):
         lock = f"agentlightning {place.schema}"
         # of the session, as only a transaction that begins after it sees what the others have made
         connection.execute("SELECT set_config('lock_timeout', '0', false)")
@@ -262,6 +263,7 @@ def _prepare(connection: Connection, place: Place) -> None:
         try:
             with connection.transaction():
                 found = _version(connection, place) or _create(connection, place)
+                found = _upgrade(connection) if found == 5 else found
         finally:
             if not connection.closed:
                 connection.execute("SELECT pg_advisory_unlock(hashtextextended(%b, 0))", (lock,))
@@ -294,5 +296,15 @@ def _create(connection: Connection, place: Place) -> int:
         connection.execute(SQL("CREATE SCHEMA {}").format(Identifier(place.schema)), prepare=False)
     for statement in (*SCHEMA, *OWN):
         connection.execute(statement.format_map(DIALECT), prepare=False)
+    connection.execute("INSERT INTO migrations (version) VALUES (%b)", (VERSION,))
+    return VERSION
+
+
+def _upgrade(connection: Connection) -> int:
+    for statement in legacy.ADDED:
+        connection.execute(statement.format_map(DIALECT), prepare=False)
+    rows = legacy.filled(connection.execute(legacy.KEPT).fetchall())
+    with connection.cursor() as cursor:
+        cursor.executemany("UPDATE rollouts SET place = %b, retry = %b WHERE id = %b", rows)
     connection.execute("INSERT INTO migrations (version) VALUES (%b)", (VERSION,))
     return VERSION

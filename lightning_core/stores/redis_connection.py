@@ -26,7 +26,7 @@ from lightning_core.stores.credentials import advice, takes_none
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 ANSWER_SECONDS = 30.0
 """After how long without an answer a server is taken for gone."""
 LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
@@ -220,6 +220,9 @@ def _check_schema(connection: Connection, url: RedisUrl) -> None:
     key = f"{url.prefix}schema"
     ask(connection, "SET", key, SCHEMA_VERSION, "NX")
     version = ask(connection, "GET", key).decode(errors="replace")
+    if version == "5":  # the same, but for fields that `legacy` fills in
+        ask(connection, "SET", key, SCHEMA_VERSION)
+        return
     if version != str(SCHEMA_VERSION):
         raise StoreError(
             f"the store {url.shown!r} has schema version {version}, this program reads {SCHEMA_VERSION}: "

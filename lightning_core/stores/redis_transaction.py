@@ -19,6 +19,7 @@ import redis
 
 from lightning_core.json_text import load_json
 from lightning_core.stores import queue, rules
+from lightning_core.stores.legacy import planned_at
 from lightning_core.stores.notifications import QUEUE, Topic, finished_of
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.queue import Held, Page
@@ -374,8 +375,11 @@ def _changing(one: Rollout) -> tuple[Any, ...]:
 def _rollout(name: str, state: Sequence[bytes], body: bytes) -> Rollout:
     run, status, attempts, changing, *_ = state
     most, reward, error, finished_at = load_json(changing)
+    fixed = load_json(body)
+    if "place" not in fixed:
+        fixed["place"], fixed["retry"] = planned_at(name, run.decode(), fixed["step"], fixed["split"])
     return Rollout(
-        **load_json(body),
+        **fixed,
         id=name,
         run_id=run.decode(),
         status=Status(status.decode()),

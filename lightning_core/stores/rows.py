@@ -117,7 +117,7 @@ ROLLOUTS = Table(
     Rollout,
     "id text, run_id text, task model, group_id text, step int, split text, sampling model, priority int,"
     " max_attempts int, status status, attempts int, reward float?, error text?, created_at float,"
-    " finished_at float?, policy_version int?, prompt_versions json",
+    " finished_at float?, policy_version int?, prompt_versions json, place text?, retry int",
     "id",
     own="{order}, worker {text}, lease_until {float}",
 )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.stores import legacy
 from lightning_core.stores.notifications import FINISHED, Notifications, Topic
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
@@ -32,7 +33,7 @@ from lightning_core.types import Attempt
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 OWN = "CREATE INDEX rollouts_counted ON rollouts (run_id, step, split, status, reward)"
 """Counting a run's rollouts reads this alone, in a third of the time. PostgreSQL would read pages from it,
 too, and sort."""
@@ -155,7 +156,7 @@ class SqliteDriver(Driver[SqliteConnection]):
         self.name, self._connect = name, connect
         self._writes = writes
         self.gone = ""
-        """What became of the file, if that was removed or replaced while it was open."""
+        """Describes the loss of the file, if it was removed or replaced while it was open."""
 
     def connect(self) -> SqliteConnection:
         return self._connect()
@@ -338,7 +339,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         found = _found(connection)  # another process may have been first
         if found is None:
             _create(connection, path)
-        elif found[0] == SCHEMA_VERSION:  # its leases were made before the machine was started
+        elif found[0] == 8:
+            _upgrade(connection)
+        if found is not None and found[0] in (8, SCHEMA_VERSION) and found[1] != clock_name():
+            # its leases were made before the machine was started
             connection.execute("UPDATE rollouts SET lease_until = 0 WHERE status = 'running'")
             connection.execute("UPDATE schema_version SET clock = ?", (clock_name(),))
         connection.execute("COMMIT")
@@ -386,6 +390,14 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(_words(statement))
     connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL, clock TEXT NOT NULL)")
     connection.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, clock_name()))
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    for statement in legacy.ADDED:
+        connection.execute(_words(statement))
+    rows = legacy.filled(connection.execute(legacy.KEPT).fetchall())
+    connection.executemany("UPDATE rollouts SET place = ?, retry = ? WHERE id = ?", rows)
+    connection.execute("UPDATE schema_version SET version = ?", (SCHEMA_VERSION,))
 
 
 def _is_busy(error: Exception) -> bool:

@@ -149,6 +149,7 @@ class RolloutPlan:
                 f"{name}-{place}",
                 temperature,
                 self._seed("train", self.step, self.retry, place, member),
+                place=f"{place}-{member}",
                 priority=-self.step,
                 split="train",
             )
@@ -166,6 +167,7 @@ class RolloutPlan:
                 f"{name}-{kind}",
                 sampling.temperature,
                 self._seed(kind, self.step, self.retry, place),
+                place=f"{kind}-{place}",
             )
             for kind, sampling in EVALUATIONS.items()
             for place, task in enumerate(tasks)
@@ -203,6 +205,7 @@ class RolloutPlan:
         temperature: float,
         seed: int,
         *,
+        place: str | None = None,
         priority: int = 1,
         split: Split = "validation",
     ) -> Rollout:
@@ -213,6 +216,8 @@ class RolloutPlan:
             group_id=group,
             step=self.step,
             split=split,
+            place=place,
+            retry=self.retry,
             sampling=Sampling(temperature=temperature, seed=seed, constrain=self.constrain),
             policy_version=self.version,
             prompt_versions=dict(self.prompts),

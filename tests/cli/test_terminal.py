@@ -104,7 +104,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, run: Path) -> Callable[..., str]:
-    """What a verb writes to both streams, which have an encoding."""
+    """Returns the output of a verb on both streams, which have an encoding."""
     monkeypatch.setenv("COLUMNS", "160")
 
     def call(verb: tuple[str, ...], encoding: str = "utf-8") -> str:

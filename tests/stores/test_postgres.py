@@ -21,6 +21,7 @@ from lightning_core.stores import postgres, postgres_connection
 from lightning_core.stores.notifications import KINDS, QUEUED, Notifications
 from lightning_core.stores.postgres import Channels, PostgresListener, PostgresStore
 from lightning_core.stores.postgres_connection import MARK, escape, may_pass, place_of, unescape
+from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
@@ -395,12 +396,23 @@ async def test_many_may_make_the_same_store_at_once(postgres_url: str) -> None:
     assert sum(added) == 5
 
 
+async def test_a_store_of_the_version_before_is_read_with_the_places_in_its_ids(postgres_url: str) -> None:
+    asked, other = RolloutPlan("run", 2, retry=1).train([Task(input={})], 2), rollouts(1)
+    async with PostgresStore(postgres_url) as store:
+        await store.enqueue([*asked, *other])
+    with connected(postgres_url) as old:
+        old.execute("ALTER TABLE rollouts DROP COLUMN place, DROP COLUMN retry")
+        old.execute("UPDATE migrations SET version = 5")
+    async with PostgresStore(postgres_url) as store:
+        assert await store.get_rollouts([one.id for one in (*asked, *other)]) == [*asked, *other]
+
+
 async def test_a_newer_schema_is_refused(postgres_url: str) -> None:
     async with PostgresStore(postgres_url):
         pass
     with connected(postgres_url) as other:
         other.execute("INSERT INTO migrations VALUES (99)")
-    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 5"):
+    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 6"):
         async with PostgresStore(postgres_url):
             pass
 

@@ -4,6 +4,7 @@ refusals."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from lightning_core.stores import queue, redis_connection, redis_store
 from lightning_core.stores.notifications import Notifications
 from lightning_core.stores.redis_connection import read_url
 from lightning_core.stores.redis_store import RedisDriver, RedisStore
+from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.types import Alert, Attempt, Call, Reward, Rollout, Run, Status, Task, ToolEvent
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
@@ -501,10 +503,27 @@ async def test_many_may_make_the_same_store_at_once(redis_url: str) -> None:
     assert sum(added) == 5
 
 
+async def test_a_store_of_the_version_before_is_read_with_the_places_in_its_ids(
+    redis_url: str, redis_server: str
+) -> None:
+    asked, other = RolloutPlan("run", 2, retry=1).train([Task(input={})], 2), rollouts(1)
+    async with RedisStore(redis_url) as store:
+        await store.enqueue([*asked, *other])
+    prefix = redis_url.partition("prefix=")[2]
+    with redis.Redis.from_url(redis_server) as old:
+        old.set(f"{prefix}schema", 5)
+        for one in (*asked, *other):
+            key = f"{prefix}body:{one.id}"
+            body = json.loads(old.get(key))  # type: ignore[arg-type]
+            old.set(key, json.dumps({name: body[name] for name in body.keys() - {"place", "retry"}}))
+    async with RedisStore(redis_url) as store:
+        assert await store.get_rollouts([one.id for one in (*asked, *other)]) == [*asked, *other]
+
+
 async def test_a_newer_schema_is_refused(redis_url: str, redis_server: str) -> None:
     with redis.Redis.from_url(redis_server) as client:
         client.set(f"{redis_url.partition('prefix=')[2]}schema", 99)
-    assert "schema version 99, this program reads 5" in await refusal(redis_url)
+    assert "schema version 99, this program reads 6" in await refusal(redis_url)
 
 
 async def test_no_key_is_outside_the_prefix(store: RedisStore, redis_url: str, redis_server: str) -> None:

@@ -22,6 +22,7 @@ from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import sql, sqlite
 from lightning_core.stores.sqlite import MemoryStore, SqliteConnection, SqliteStore
 from lightning_core.stores.workers import Operation
+from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.types import Call, Reward, Rollout, Run, Span, Status, Task
 
 ROOT = Path(__file__).parents[2]
@@ -219,8 +220,22 @@ async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) 
     await open_and_close(url)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
         other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreError, match=r"schema version 99, this program reads 8"):
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 9"):
         await open_and_close(url)
+
+
+async def test_a_store_of_the_version_before_is_read_with_the_places_in_its_ids(
+    tmp_path: Path, url: str
+) -> None:
+    asked, other = RolloutPlan("run", 2, retry=1).train([Task(input={})], 2), rollouts(1)
+    async with SqliteStore(url) as store:
+        await store.enqueue([*asked, *other])
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as old, old:
+        old.execute("ALTER TABLE rollouts DROP COLUMN place")
+        old.execute("ALTER TABLE rollouts DROP COLUMN retry")
+        old.execute("UPDATE schema_version SET version = 8")
+    async with SqliteStore(url) as store:
+        assert await store.get_rollouts([one.id for one in (*asked, *other)]) == [*asked, *other]
 
 
 async def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, url: str) -> None:

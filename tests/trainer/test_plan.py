@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from lightning_core.errors import TaskError
+from lightning_core.stores.legacy import planned_at
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.plan import (
     RolloutPlan,
@@ -13,7 +14,6 @@ from lightning_core.trainer.plan import (
     tasks_of_step,
 )
 from lightning_core.trainer.report import find_evaluation
-from lightning_core.transitions import find_place, is_planned
 from lightning_core.types import Rollout, Task
 
 
@@ -50,17 +50,21 @@ def test_an_evaluation_runs_each_task_once_sampled_and_once_greedy():
     assert {rollout.split for rollout in planned} == {"validation"}
 
 
-def test_what_is_planned_is_known_by_its_id_and_what_others_ask_for_is_not():
+def test_a_planned_rollout_says_its_place_and_retry():
     for retry in (0, 2):
-        planned = [
-            *RolloutPlan("a-t1", 3, retry=retry).train(tasks(2), 2, first=10),
-            *RolloutPlan("a-t1", 3, retry=retry).evaluate(tasks(2)),
+        plan = RolloutPlan("a-t1", 3, retry=retry)
+        planned = [*plan.train(tasks(2), 2, first=10), *plan.evaluate(tasks(2))]
+        assert {rollout.retry for rollout in planned} == {retry}
+        assert [rollout.place for rollout in planned] == [
+            *("10-0", "10-1", "11-0", "11-1"),
+            *("sampled-0", "sampled-1", "greedy-0", "greedy-1"),
         ]
-        assert all(map(is_planned, planned))
-        assert len({find_place(rollout) for rollout in planned}) == len(planned)
-    mine = planned[0]
+        for one in planned:
+            assert planned_at(one.id, one.run_id, one.step, one.split) == (one.place, retry)
+    first = planned[0]
     for change in ({"id": "a-t1-x3-1-0"}, {"id": "b"}, {"step": 4}, {"split": "validation"}, {"run_id": "a"}):
-        assert not is_planned(mine.model_copy(update=change))
+        other = first.model_copy(update=change)
+        assert planned_at(other.id, other.run_id, other.step, other.split) == (None, 0)
 
 
 async def test_what_others_ask_for_is_no_part_of_an_evaluation():

@@ -12,7 +12,6 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.transitions import find_place
 from tests.backends.models import save_model
 
 STEPS = 5
@@ -70,9 +69,8 @@ async def read(folder: Path) -> Replies:
         calls = await store.get_calls([rollout.id for rollout in rollouts])
     found: Replies = {}
     for rollout in rollouts:
-        planned = find_place(rollout)
-        assert planned is not None
-        key = rollout.step, planned[0], rollout.task.id, rollout.reward
+        assert rollout.place is not None
+        key = rollout.step, rollout.place, rollout.task.id, rollout.reward
         said = [
             (call.agent, tuple(choice.completion_ids or ()))
             for call in calls[rollout.id]
