@@ -7,13 +7,16 @@ harms no other. `Plugins` is an object that you are given; there is no manager i
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
+from urllib.parse import unquote, urlsplit
 
 import pluggy
 
@@ -227,6 +230,35 @@ class Plugins:
         if name not in self._silenced:
             self._silenced.add(name)
             log.warning("plugin %r can't say who is calling (logged once)", name, exc_info=error)
+
+
+def install_command(plugin: str | None, *, extras: Sequence[str] = ()) -> str:
+    """The pip command for extras of the core and the plugin in `plugins/<plugin>`.
+
+    Where the core was installed from a clone, the command installs from there; otherwise from an index.
+    """
+    clone, name = find_clone(), "agent-lightning-core"
+    wanted = [f"[{','.join(extras)}]"] if extras else []
+    if clone is not None:
+        parts = [f"{clone}{each}" for each in wanted] + ([f"{clone / 'plugins' / plugin}"] if plugin else [])
+    else:
+        parts = [f"{name}{each}" for each in wanted] or [f"lightning-{plugin}".replace("_", "-")]
+    return f"pip install {' '.join(map(_quoted, parts))}"
+
+
+def find_clone() -> Path | None:
+    """The clone that the core was installed from, if it was and is still there."""
+    try:
+        source = json.loads(distribution("agent-lightning-core").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return None
+    at = urlsplit(source.get("url", ""))
+    clone = Path(unquote(at.path))
+    return clone if at.scheme == "file" and (clone / "plugins").is_dir() else None
+
+
+def _quoted(part: str) -> str:
+    return f'"{part}"' if set(part) & set("[] ") else part
 
 
 def _import(point: EntryPoint) -> object:

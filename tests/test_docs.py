@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from collections import Counter
 from dataclasses import fields
 from itertools import pairwise
@@ -128,6 +129,62 @@ def test_every_code_block_is_closed_and_names_its_language(page: Path) -> None:
 @each_page
 def test_every_row_of_a_table_has_as_many_cells_as_its_heading(page: Path) -> None:
     assert bad_tables(page.read_text()) == []
+
+
+PIP = re.compile(r"pip install (?P<what>[^`#\n]+)")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+STARTING = {
+    "plain",
+    "local",
+    "smollm2",
+    *(name for name, wants in EXTRAS.items() if "lightning-" in str(wants[1:])),
+}
+"""Extras that a first install names. The others are added to a core that is there, which pip then takes."""
+
+
+def failing_installs(text: str) -> list[str]:
+    """The page's pip commands that fail as pasted while the packages are on no index."""
+    failing = []
+    for said in (found["what"] for found in PIP.finditer(text)):
+        parts = [part.strip("\"'.") for part in said.split()]
+        if "--find-links" in parts:
+            continue
+        for part in parts:
+            name, _, extras = part.partition("[")
+            wanted = set(extras.rstrip("]").split(",")) if extras else set()
+            if name.startswith("lightning-") or (name == "agent-lightning-core" and wanted & STARTING):
+                failing.append(f"pip install {said}")
+            elif wanted and "/" in name:  # from a clone: with the plugins that the extras require
+                plugins = {re.split("[=<>]", each)[0] for extra in wanted for each in EXTRAS[extra]}
+                given = {
+                    "lightning-" + each.rpartition("/")[2].replace("_", "-")
+                    for each in parts
+                    if "plugins/" in each
+                }
+                if {each for each in plugins if each.startswith("lightning-")} - given:
+                    failing.append(f"pip install {said}")
+    return failing
+
+
+@each_page
+def test_the_first_install_command_of_a_page_works_while_nothing_is_released(page: Path) -> None:
+    commands = [f"pip install {found['what']}" for found in PIP.finditer(page.read_text())]
+    ours = [said for said in commands if "lightning" in said]
+    assert failing_installs("\n".join(ours[:1])) == []
+
+
+def test_an_install_command_that_fails_is_found() -> None:
+    fails = [
+        'pip install "agent-lightning-core[langgraph,smollm2]"',
+        "pip install lightning-crewai",
+        'pip install "./agent-lightning-core[crewai]" ./agent-lightning-core/plugins/langgraph',
+    ]
+    works = [
+        'pip install "./agent-lightning-core[crewai]" ./agent-lightning-core/plugins/crewai',
+        'pip install --find-links dist "agent-lightning-core[langgraph]"',
+        "pip install 'agent-lightning-core[postgres]'",
+    ]
+    assert failing_installs("\n".join([*works, *fails])) == fails
 
 
 def test_what_does_not_render_is_found(tmp_path: Path) -> None:

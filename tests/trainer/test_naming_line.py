@@ -4,13 +4,14 @@ from importlib.util import find_spec
 
 import pytest
 
+from lightning_core.plugins import install_command
 from lightning_core.trainer.loop import naming_line
 
 
 @pytest.mark.skipif(find_spec("lightning_google_adk") is not None, reason="its plugin is installed here")
 def test_the_plugin_and_the_spans_are_named():
     said = naming_line({"google.adk", "strands"}) or ""
-    assert "pip install lightning-google-adk" in said
+    assert f"google.adk: {install_command('google_adk')}" in said
     assert "trace.set_tracer_provider(TracerProvider())" in said
 
 
