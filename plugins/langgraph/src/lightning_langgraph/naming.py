@@ -9,6 +9,9 @@ neither is `agent`, unless its graph has a name (see `runs`).
 A node of the app's own may be called `agent` or `model` too. LangChain's `create_agent` says in the metadata
 that it made a graph, as deepagents' `create_deep_agent` does, and `create_react_agent` of LangGraph gives its
 nodes the state `remaining_steps`.
+
+A library may run a graph of its own for one call of a function. Its nodes are no agents: whoever called the
+function is one (see `LIBRARY_GRAPHS`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ OWNER = "lc_agent_name"
 UNNAMED_AGENT = "agent"
 """A ready-made agent without a name, in no node."""
 _MAKER, _CREATED = "ls_integration", frozenset({"langchain_create_agent", "deepagents"})
+LIBRARY_GRAPHS = frozenset({"TrustCall"})
+"""Names of graphs that a library runs inside a function: trustcall's extractor, which langmem uses too."""
 _INNER = frozenset({"agent", "model", "tools", "generate_structured_response"})
 _MIDDLEWARE = (".before_agent", ".before_model", ".after_model", ".after_agent")
 

@@ -22,6 +22,7 @@ from uuid import UUID
 from lightning_core.tracing.scope import enter_order
 from lightning_core.types import Who
 from lightning_langgraph.naming import (
+    LIBRARY_GRAPHS,
     OWNER,
     UNNAMED_AGENT,
     agent_name,
@@ -54,6 +55,8 @@ class Run:
     """Whether its node may be part of a ready-made agent."""
     name: str = ""
     """LangChain's name for it: a graph has the name that it was compiled with."""
+    in_library: bool = False
+    """Whether it is, or is in, a graph of a library's own."""
 
 
 class Runs:
@@ -77,8 +80,11 @@ class Runs:
         metadata = metadata or {}
         made = self._made(parent, metadata, state)
         key = self._key(parent, metadata, made)
-        root = self.find_root(parent) or run_id
-        self._open[run_id] = Run(key, metadata.get(OWNER), parent, self._order(key, parent), root, made, name)
+        around = self.find(parent)
+        root = run_id if around is None else around.root
+        in_library = name in LIBRARY_GRAPHS or (around is not None and around.in_library)
+        order = self._order(key, parent)
+        self._open[run_id] = Run(key, metadata.get(OWNER), parent, order, root, made, name, in_library)
 
     def leave(self, run_id: UUID) -> None:
         """It has ended, well or not, and with an outermost run all that is in it: nobody tells the end of
@@ -131,7 +137,7 @@ class Runs:
     def _made(self, parent: UUID | None, metadata: Mapping[str, Any], state: Any = None) -> bool:
         """All that runs in a node is part of what the node is part of."""
         run = self.find(parent)
-        if run is not None and run.key[1] == namespace(metadata):
+        if run is not None and (run.in_library or run.key[1] == namespace(metadata)):
             return run.made
         return is_made(metadata, state)
 
@@ -139,8 +145,12 @@ class Runs:
         """The run's agent and namespace.
 
         A ready-made agent that is a node of a graph gets the name of the agent whose tool runs that graph:
-        LangGraph hands the metadata down, and what is handed down wins. Then the node is the name.
+        LangGraph hands the metadata down, and what is handed down wins. Then the node is the name. All in a
+        library's graph is of the agent that called the library.
         """
+        run = self.find(parent)
+        if run is not None and run.in_library and run.key[0] is not None:
+            return run.key
         agent, path = scope_key(metadata, made)
         around = node_around(metadata, made)
         if around is not None and agent == metadata.get(OWNER) == self._owner_of_graph(parent, around[1]):
@@ -169,8 +179,10 @@ class Runs:
         return run.owner if run is not None else None
 
     def _order(self, key: tuple[str | None, str], parent: UUID | None) -> int:
-        run = self._open.get(parent) if parent is not None else None
-        return run.entered if run is not None and run.key == key else enter_order()
+        run = self.find(parent)
+        if run is not None and run.key == key:
+            return run.entered
+        return 0 if run is not None and run.in_library else enter_order()
 
 
 @dataclass(frozen=True, slots=True)
