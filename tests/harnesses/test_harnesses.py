@@ -105,7 +105,17 @@ HARNESSES = {
         prompted("You are a title generator"),
         1,
     ),
-    "qwen": Harness("qwen", [("run_shell_command", {"command": MEND, "is_background": False}), "done"]),
+    "qwen": Harness(
+        "qwen",
+        # From 0.24 on it lets `sed -i` change no file that it has not read itself.
+        [
+            (
+                "run_shell_command",
+                {"command": f"{MEND.replace(' -i', '')} > new && mv new hello.py", "is_background": False},
+            ),
+            "done",
+        ],
+    ),
     "mini": Harness(
         "mini",
         [

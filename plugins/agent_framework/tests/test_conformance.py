@@ -13,6 +13,7 @@ from agent_framework.openai import OpenAIChatCompletionClient
 from lightning_agent_framework import attach, detach
 from openai import AsyncOpenAI
 
+from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Framework, Member
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_framework import Agent, RawAgent
+from agent_framework import Agent
 from agent_framework.openai import OpenAIChatClient, OpenAIChatCompletionClient
-from lightning_agent_framework import attach, detach, lightning_install
+from lightning_agent_framework import attach, detach
 from openai import AsyncOpenAI
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
-import lightning_core
 from lightning_core.plugins import load_plugins
 from lightning_core.testing.readme import run_example
 from lightning_core.testing.server import GatewayDouble, serving
@@ -21,7 +22,7 @@ from lightning_core.testing.truth import mark
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.types import UNNAMED, ToolEvent
-from plugins.agent_framework.tests.apps import CALLS, Build, Kit, enter, sequential
+from plugins.agent_framework.tests.apps import CALLS, Build, Kit, enter
 
 ROLLOUTS = 8
 
@@ -55,20 +56,6 @@ async def test_every_call_is_named_and_many_rollouts_never_mix(
     assert gateway.agents() == {name: count * ROLLOUTS for name, count in CALLS[build].items()}
 
 
-async def test_without_a_line_a_runner_names_them_and_takes_it_back(
-    gateway: GatewayDouble, client: Any
-) -> None:
-    detach()
-    original, undo = RawAgent.run, lightning_install()
-    with rollout_scope(Scope("r1", 1, gateway.url, "token")):
-        await enter(sequential(Kit("r1", client)), stream=False)
-    assert gateway.mistakes() == []
-    assert gateway.agents() == CALLS[sequential]
-    assert undo is not None
-    undo()
-    assert RawAgent.run is original
-
-
 async def test_refused_arguments_are_told_from_a_tool_that_raised(gateway: GatewayDouble) -> None:
     def count(number: int) -> int:
         """Count."""
@@ -94,20 +81,15 @@ async def test_refused_arguments_are_told_from_a_tool_that_raised(gateway: Gatew
     assert {event.agent for event in events.values()} == {UNNAMED}
 
 
-async def test_it_is_taken_back_and_twice_does_no_harm(gateway: GatewayDouble, client: Any) -> None:
+async def test_when_detached_the_frameworks_own_spans_still_name_its_agents(
+    gateway: GatewayDouble, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(shutdown_on_exit=False))
+    agent = attach(Kit("r1", client).agent("writer"))
     detach()
-    original = RawAgent.run
-    attach(attach(Kit("r1", client).agent("writer")))
-    assert RawAgent.run is not original
-    detach()
-    detach()
-    assert RawAgent.run is original
-
-
-@pytest.mark.parametrize("target", [object(), Agent])
-def test_attach_leaves_what_is_no_agent(target: object) -> None:
-    with pytest.raises(lightning_core.LightningError, match=r"no plugin takes .*'agent_framework'"):
-        load_plugins(["agent_framework"]).attach(target)
+    with rollout_scope(Scope("r1", 1, gateway.url, "token")):
+        await enter(agent, stream=False)
+    assert gateway.agents() == {"writer": 1}
 
 
 def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:

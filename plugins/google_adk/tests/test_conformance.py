@@ -15,6 +15,7 @@ from google.adk.runners import InMemoryRunner
 from google.genai import types
 from lightning_google_adk import attach, detach
 
+from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Framework, Member
 

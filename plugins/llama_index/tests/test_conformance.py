@@ -13,6 +13,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.llms.openai_like import OpenAILike
 from openai import DefaultAsyncHttpxClient
 
+from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Framework, Member
 

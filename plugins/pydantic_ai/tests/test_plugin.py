@@ -100,13 +100,30 @@ def test_the_tool_of_an_agent_without_a_name_runs_and_is_reported() -> None:
     assert (event.name, event.agent, event.error) == ("look_up", UNNAMED, None)
 
 
-def test_agents_in_a_mapping_are_not_named_after_a_variable_of_the_plugin() -> None:
+async def test_agents_in_a_mapping_are_named_by_their_keys(
+    gateway: GatewayDouble, model: OpenAIChatModel | OpenAIResponsesModel
+) -> None:
+    agents = {key: Agent(model, instructions=mark(rollout="r1", agent=key)) for key in ("north", "south")}
+    attach(agents["north"])
+    with rollout_scope(Scope("r1", 1, gateway.url, "token")):
+        await agents["north"].run("Do it.")
+        await asyncio.gather(*(agents[key].run("Do it.") for key in agents))
+    assert gateway.mistakes() == []
+    assert gateway.agents() == {"north": 2, "south": 1}
+
+
+def test_an_agent_that_two_mappings_call_differently_has_no_name() -> None:
     agents = {key: Agent(TestModel()) for key in ("north", "south")}
+    turned = {"east": agents["north"], "south": agents["south"], "agent": Agent(TestModel())}
+    kept = {"agent": turned.pop("agent"), "model": TestModel()}
     attach(agents["north"])
     for key in agents:
         asyncio.run(agents[key].run("Do it."))
+    asyncio.run(kept["agent"].run("Do it."))  # type: ignore[union-attr]
     detach()
-    assert [agent.name for agent in agents.values()] == [None, None]
+    assert [agent.name for agent in agents.values()] == [None, "south"]
+    assert [agent.name for agent in turned.values()] == [None, "south"]
+    assert kept["agent"].name is None  # type: ignore[union-attr]
 
 
 def test_a_retry_is_an_error_and_a_deferred_call_has_not_run() -> None:
@@ -129,22 +146,6 @@ def test_a_retry_is_an_error_and_a_deferred_call_has_not_run() -> None:
     with pytest.raises(Exception, match="exceeded"):
         errors_of(Agent(TestModel(), name="a", tools=[fussy], output_type=str))
     detach()
-
-
-def test_it_is_taken_back_and_twice_does_no_harm() -> None:
-    original = Agent.iter
-    agent = attach(attach(Agent(TestModel(), name="a")))
-    assert Agent.iter is not original
-    detach()
-    detach()
-    assert Agent.iter is original
-    assert asyncio.run(agent.run("Do it.")).output
-
-
-@pytest.mark.parametrize("target", [object(), Agent])
-def test_attach_leaves_what_is_no_agent(target: object) -> None:
-    with pytest.raises(lightning_core.LightningError, match=r"no plugin takes .*'pydantic_ai'"):
-        load_plugins(["pydantic_ai"]).attach(target)
 
 
 def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:

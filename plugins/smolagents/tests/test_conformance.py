@@ -15,6 +15,7 @@ from lightning_smolagents import attach, detach
 from openai import DefaultHttpxClient
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
+from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Ability, Framework, Member
 from lightning_core.testing.truth import find_marks, mark

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lightning_smolagents import attach, detach
 from openai import DefaultHttpxClient
-from smolagents import CodeAgent, LogLevel, MultiStepAgent, OpenAIModel, ToolCallingAgent, tool
+from smolagents import CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 import lightning_core
 from lightning_core.plugins import load_plugins
@@ -151,26 +151,6 @@ def test_an_unknown_tool_is_told_and_an_agent_without_a_name_is_unnamed(
     assert gateway.agents() == {UNNAMED: 2}
     [event, _] = [event for event in scope.seen if isinstance(event, ToolEvent)]
     assert (event.name, event.agent, event.error_type) == ("nothing", UNNAMED, "unknown_tool")
-
-
-def test_it_is_taken_back_and_twice_does_no_harm(gateway: GatewayDouble, model: OpenAIModel) -> None:
-    original = MultiStepAgent._run_stream
-    detach()
-    agent = attach(attach(manager(model, "r1")))
-    assert MultiStepAgent._run_stream is not original
-    detach()
-    detach()
-    assert MultiStepAgent._run_stream is original
-    with rollout_scope(Scope("r1", 1, gateway.url, "token")) as scope:
-        agent.run("Do it.")
-    assert gateway.agents() == {UNNAMED: 4}
-    assert not any(isinstance(event, ToolEvent) for event in scope.seen)
-
-
-@pytest.mark.parametrize("target", [object(), ToolCallingAgent])
-def test_attach_leaves_what_is_no_agent(target: object) -> None:
-    with pytest.raises(lightning_core.LightningError, match=r"no plugin takes .*'smolagents'"):
-        load_plugins(["smolagents"]).attach(target)
 
 
 def test_the_readmes_example_runs(gateway: GatewayDouble) -> None:

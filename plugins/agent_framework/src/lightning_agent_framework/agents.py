@@ -14,36 +14,11 @@ from typing import Any
 from agent_framework import FunctionTool, MiddlewareTermination, RawAgent, _tools
 from agent_framework.exceptions import UserInputRequiredException
 
-from lightning_agent_framework import FRAMEWORK, lightning_who, working
-from lightning_core.tracing.patching import patch
+from lightning_agent_framework import adapter, working
 from lightning_core.tracing.tools import report_tool
 from lightning_core.types import UNNAMED
 
-_UNDO = "_lightning_agent_framework_undo"
 _INVALID: Any = getattr(_tools, "_FunctionArgumentValidationError", ())
-
-
-def install() -> None:
-    if _UNDO not in vars(RawAgent):
-        setattr(RawAgent, _UNDO, wrap())
-
-
-def uninstall() -> None:
-    if _UNDO in vars(RawAgent):
-        vars(RawAgent)[_UNDO]()
-        delattr(RawAgent, _UNDO)
-
-
-def wrap() -> Callable[[], None]:
-    """Wrap them for one more user; the function returned takes that back."""
-    user = object()
-    undo = [patch(RawAgent, "run", user, _named), patch(FunctionTool, "invoke", user, _reported)]
-
-    def take_back() -> None:
-        for each in undo:
-            each()
-
-    return take_back
 
 
 def _named(original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
@@ -62,10 +37,10 @@ def _named(original: Callable[..., Any], users: list[object]) -> Callable[..., A
 
 def _reported(original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
     async def invoke(tool: Any, **kwargs: Any) -> Any:
-        who, call_id = lightning_who(), kwargs.get("tool_call_id")
+        who, call_id = adapter.lightning_who(), kwargs.get("tool_call_id")
         if not users or call_id is None:
             return await original(tool, **kwargs)
-        run: dict[str, Any] = {"agent": who.agent if who else UNNAMED, "framework": FRAMEWORK}
+        run: dict[str, Any] = {"agent": who.agent if who else UNNAMED, "framework": adapter.framework}
         run |= {
             "arguments": _plain(kwargs.get("arguments")),
             "tool_call_id": call_id,
@@ -90,3 +65,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return "\n".join(str(getattr(each, "text", None) or each) for each in value)
     return value.model_dump() if hasattr(value, "model_dump") else value
+
+
+WRAPPED = [(RawAgent, "run", _named), (FunctionTool, "invoke", _reported)]

@@ -14,40 +14,10 @@ from typing import Any
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.plugins.plugin_manager import PluginManager
 
-from lightning_core.tracing.patching import patch
 from lightning_core.tracing.tools import report_tool
-from lightning_google_adk import FRAMEWORK, working
+from lightning_google_adk import adapter, working
 
-_UNDO = "_lightning_google_adk_undo"
 _STARTED = "_lightning_started_at"
-
-
-def install() -> None:
-    if _UNDO not in vars(BaseAgent):
-        setattr(BaseAgent, _UNDO, wrap())
-
-
-def uninstall() -> None:
-    if _UNDO in vars(BaseAgent):
-        vars(BaseAgent)[_UNDO]()
-        delattr(BaseAgent, _UNDO)
-
-
-def wrap() -> Callable[[], None]:
-    """Wrap them for one more user; the function returned takes that back."""
-    user = object()
-    undo = [
-        patch(BaseAgent, "run_async", user, _named),
-        patch(PluginManager, "run_before_tool_callback", user, _timed),
-        patch(PluginManager, "run_after_tool_callback", user, _reported),
-        patch(PluginManager, "run_on_tool_error_callback", user, _failed),
-    ]
-
-    def take_back() -> None:
-        for each in undo:
-            each()
-
-    return take_back
 
 
 def _named(original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
@@ -100,9 +70,17 @@ def _report(tool_context: Any, given: dict[str, Any], **outcome: Any) -> None:
     report_tool(
         given["tool"].name,
         agent=tool_context.agent_name,
-        framework=FRAMEWORK,
+        framework=adapter.framework,
         arguments=given["tool_args"],
         tool_call_id=tool_context.function_call_id,
         started_at=vars(tool_context).pop(_STARTED, None),
         **outcome,
     )
+
+
+WRAPPED = [
+    (BaseAgent, "run_async", _named),
+    (PluginManager, "run_before_tool_callback", _timed),
+    (PluginManager, "run_after_tool_callback", _reported),
+    (PluginManager, "run_on_tool_error_callback", _failed),
+]

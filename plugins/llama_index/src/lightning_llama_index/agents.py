@@ -15,49 +15,24 @@ from typing import Any
 
 from workflows import Workflow
 
+from lightning_core.tracing.adapter import Wrapping
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.tools import report_tool
-from lightning_llama_index import FRAMEWORK, working
+from lightning_llama_index import adapter, working
 
-_UNDO = "_lightning_llama_index_undo"
 _STEP = "_step_config"
 """The attribute by which LlamaIndex knows a step."""
 _CHANGING = Lock()
 
 
-def install() -> None:
-    if _UNDO not in vars(Workflow):
-        setattr(Workflow, _UNDO, wrap())
-
-
-def uninstall() -> None:
-    if _UNDO in vars(Workflow):
-        vars(Workflow)[_UNDO]()
-        delattr(Workflow, _UNDO)
-
-
-def wrap() -> Callable[[], None]:
-    """Wrap them for one more user; the function returned takes that back."""
-    wrapped: dict[tuple[type, str], Callable[[], None]] = {}
-    run = patch(Workflow, "run", wrapped, _wrapping_steps)
-
-    def take_back() -> None:
-        for undo in (run, *wrapped.values()):
-            undo()
-
-    return take_back
-
-
-def _wrapping_steps(
-    original: Callable[..., Any], users: list[dict[tuple[type, str], Callable[[], None]]]
-) -> Callable[..., Any]:
+def _wrapping_steps(original: Callable[..., Any], users: list[Wrapping]) -> Callable[..., Any]:
     def run(workflow: Any, *args: Any, **kwargs: Any) -> Any:
-        for wrapped in users:
+        for wrapping in users:
             for owner in type(workflow).__mro__:
                 for name in [name for name, value in vars(owner).items() if hasattr(value, _STEP)]:
                     with _CHANGING:
-                        if (owner, name) not in wrapped:
-                            wrapped[owner, name] = patch(owner, name, object(), _named)
+                        if (owner, name) not in wrapping:
+                            wrapping[owner, name] = patch(owner, name, object(), _named)
         return original(workflow, *args, **kwargs)
 
     return run
@@ -97,7 +72,7 @@ def _report(workflow: Any, ended: Any, agent: str, started_at: float) -> None:
     report_tool(
         ended.tool_name,
         agent=agent,
-        framework=FRAMEWORK,
+        framework=adapter.framework,
         arguments=ended.tool_kwargs,
         result=output.content,
         error=(output.exception or output.content) if output.is_error else None,
@@ -105,3 +80,6 @@ def _report(workflow: Any, ended: Any, agent: str, started_at: float) -> None:
         tool_call_id=ended.tool_id,
         started_at=started_at,
     )
+
+
+WRAPPED = [(Workflow, "run", _wrapping_steps)]

@@ -14,34 +14,15 @@ from typing import Any
 
 from smolagents.agents import MultiStepAgent, ToolCallingAgent
 
-from lightning_core.tracing.patching import patch
 from lightning_core.tracing.tools import report_tool
 from lightning_core.types import UNNAMED
-from lightning_smolagents import FRAMEWORK, working
+from lightning_smolagents import adapter, working
 
-_UNDO = "_lightning_smolagents_undo"
 _ids: ContextVar[dict[tuple[str, str], deque[str]]] = ContextVar("lightning_smolagents_ids")
 """The ids of the tool calls of one reply, by tool and arguments."""
 
 
-def install() -> None:
-    if _UNDO not in vars(MultiStepAgent):
-        undo = [
-            patch(MultiStepAgent, "_run_stream", FRAMEWORK, _named),
-            patch(ToolCallingAgent, "process_tool_calls", FRAMEWORK, _with_ids),
-            patch(ToolCallingAgent, "execute_tool_call", FRAMEWORK, _reported),
-        ]
-        setattr(MultiStepAgent, _UNDO, undo)
-
-
-def uninstall() -> None:
-    for take_back in vars(MultiStepAgent).get(_UNDO, ()):
-        take_back()
-    if _UNDO in vars(MultiStepAgent):
-        delattr(MultiStepAgent, _UNDO)
-
-
-def _named(original: Callable[..., Generator[Any]], users: list[str]) -> Callable[..., Iterator[Any]]:
+def _named(original: Callable[..., Generator[Any]], users: list[object]) -> Callable[..., Iterator[Any]]:
     def _run_stream(agent: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         steps, end = original(agent, *args, **kwargs), object()
         try:
@@ -57,7 +38,7 @@ def _named(original: Callable[..., Generator[Any]], users: list[str]) -> Callabl
     return lambda *args, **kwargs: (_run_stream if users else original)(*args, **kwargs)
 
 
-def _with_ids(original: Callable[..., Iterator[Any]], users: list[str]) -> Callable[..., Iterator[Any]]:
+def _with_ids(original: Callable[..., Iterator[Any]], users: list[object]) -> Callable[..., Iterator[Any]]:
     def process_tool_calls(agent: Any, message: Any, step: Any) -> Iterator[Any]:
         ids = defaultdict[tuple[str, str], deque[str]](deque)
         for call in message.tool_calls:
@@ -68,10 +49,14 @@ def _with_ids(original: Callable[..., Iterator[Any]], users: list[str]) -> Calla
     return process_tool_calls
 
 
-def _reported(original: Callable[..., Any], users: list[str]) -> Callable[..., Any]:
+def _reported(original: Callable[..., Any], users: list[object]) -> Callable[..., Any]:
     def execute_tool_call(agent: Any, tool_name: str, arguments: Any) -> Any:
         ids = _ids.get({}).get((tool_name, repr(arguments)))
-        run: dict[str, Any] = {"agent": agent.name or UNNAMED, "framework": FRAMEWORK, "arguments": arguments}
+        run: dict[str, Any] = {
+            "agent": agent.name or UNNAMED,
+            "framework": adapter.framework,
+            "arguments": arguments,
+        }
         run |= {"tool_call_id": ids.popleft() if ids else None, "started_at": time.time()}
         try:
             result = original(agent, tool_name, arguments)
@@ -84,3 +69,10 @@ def _reported(original: Callable[..., Any], users: list[str]) -> Callable[..., A
         return result
 
     return execute_tool_call
+
+
+WRAPPED = [
+    (MultiStepAgent, "_run_stream", _named),
+    (ToolCallingAgent, "process_tool_calls", _with_ids),
+    (ToolCallingAgent, "execute_tool_call", _reported),
+]
