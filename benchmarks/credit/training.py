@@ -14,7 +14,6 @@ from benchmarks.credit.truth import Truth
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic, Entries, credit_batch
 from lightning_core.credit.base import Credit
-from lightning_core.trainer.updating import centred
 from lightning_core.trajectories import trained_transitions
 from lightning_core.types import Key, Trajectory
 
@@ -68,7 +67,7 @@ def train(
             if algorithm.critic is not None:
                 fit(critic, credited, algorithm.critic, rate, batch.row)
             if trained_transitions(credited):
-                credited = centred(credited, algorithm)
+                credited = list(algorithm.prepare(credited, []).batch)
                 update(network, credited, algorithm, rate, batch.row, truth.first_action)
         policy = torch.softmax(network().detach(), 1).numpy()
         run.success.append(truth.success(policy))

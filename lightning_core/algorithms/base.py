@@ -9,7 +9,7 @@ add up, so the loss of a batch is the plain sum of theirs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -84,6 +84,17 @@ class Entries:
     """(E,) under the frozen weights that the phase began with, if `needs_reference`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An algorithm and a batch, ready for an update."""
+
+    algorithm: Algorithm
+    """The algorithm as it is at that point of its phase."""
+    batch: tuple[Trajectory, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the step that follow from the algorithm's state."""
+
+
 class Algorithm(Protocol):
     """GRPO and its kin."""
 
@@ -128,6 +139,10 @@ class Algorithm(Protocol):
     @property
     def dynamic_sampling(self) -> int:
         """How many times groups that say nothing are replaced by groups of other tasks."""
+
+    def prepare(self, batch: Sequence[Trajectory], history: Sequence[Mapping[str, float]]) -> Prepared:
+        """The credited batch and the algorithm for an update. `history`: the entropy of each agent in nats
+        per token, for each batch of the phase so far, this one included."""
 
     # what the backend asks ----------------------------------------------------------------
     @property
@@ -190,6 +205,10 @@ class RolloutAlgorithm:
     @property
     def needs_proximal(self) -> bool:
         return False
+
+    def prepare(self, batch: Sequence[Trajectory], history: Sequence[Mapping[str, float]]) -> Prepared:
+        """The batch and the algorithm as they are."""
+        return Prepared(self, tuple(batch))  # type: ignore[arg-type]  # weights and loss come with the rest
 
     def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
         """None: tokens add up one by one."""

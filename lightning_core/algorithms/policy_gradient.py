@@ -14,11 +14,7 @@ k, with d = s - p:
     "k2"   d^2 / 2             in the loss; its gradient is that of the divergence
     "k1"   o - s               in the reward: A is less by kl times its sum over the transition; k is 0
 
-The entropy bonus adds -entropy * o to the advantage of a token. On the policy, in the mean, its gradient is
-that of the entropy of the distribution which the token was sampled from, E[-(log p + 1) grad log p]. The
-trainer subtracts its mean over an agent's tokens, a baseline (`trainer.updating.centred`). The bonus is left
-out while batches have more entropy, minus the mean of o, than the first ones. Without a bound it can raise
-the entropy of long replies without end (Zhang et al., arXiv 2510.10959, who adapt its weight).
+The entropy bonus adds -entropy * o to the advantage of a token, less its mean (`entropy.py`).
 
 `ratio` says what r is a ratio of (sg: without gradient):
 
@@ -46,12 +42,20 @@ Dual clip: Ye et al., arXiv 1912.09729, eq. 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, get_args
 
-from lightning_core.algorithms.base import Critic, Entries, RolloutAlgorithm, check_options, is_changed
+from lightning_core.algorithms.base import (
+    Critic,
+    Entries,
+    Prepared,
+    RolloutAlgorithm,
+    check_options,
+    is_changed,
+)
+from lightning_core.algorithms.entropy import centred, rise, with_bonus
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_choice, check_range
@@ -235,13 +239,17 @@ class PolicyGradient(RolloutAlgorithm):
         """
         return (self.entropy > 0 or self.kl_weight > 0) and not self.dynamic_sampling
 
-    def within(self, rise: float) -> Self:
-        """As it is where entropy has risen by so many nats per token since the start."""
-        if not self.entropy or rise <= 0:
-            return self
-        changed = copy(self)  # `replace` would need the constructor of a subclass to take all options
-        object.__setattr__(changed, "entropy", 0.0)
-        return changed
+    def prepare(self, batch: Sequence[Trajectory], history: Sequence[Mapping[str, float]]) -> Prepared:
+        """Without the entropy bonus while entropy is above that of the first batches; else the batch has the
+        mean bonus taken off."""
+        if not self.entropy:
+            return Prepared(self, tuple(batch))
+        present = self
+        if rise(history) > 0:
+            present = copy(self)  # `replace` would need the constructor of a subclass to take all options
+            object.__setattr__(present, "entropy", 0.0)
+        metrics = {"entropy_bonus": present.entropy}
+        return Prepared(present, tuple(centred(batch, present.entropy)), metrics)
 
     @property
     def needs_proximal(self) -> bool:
@@ -329,9 +337,7 @@ class PolicyGradient(RolloutAlgorithm):
         """(E,) the advantages with the entropy bonus, less the divergence in the reward."""
         from lightning_core.algorithms import losses
 
-        advantages = entries.advantages
-        if self.entropy:
-            advantages = advantages - self.entropy * entries.old_logprobs
+        advantages = with_bonus(entries.advantages, entries.old_logprobs, self.entropy)
         if entries.ref_logprobs is not None and self.estimator == "k1":
             divergence = losses.k1(entries.old_logprobs, entries.ref_logprobs)
             advantages = advantages - self.kl_weight * losses.sequence_sums(divergence, entries.sequences)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from lightning_core.errors import ConfigError
 from lightning_core.judge.question import CHARACTERS, Line, dialogue, shorten
@@ -21,6 +21,9 @@ from lightning_core.prompts import Prompt
 from lightning_core.ranges import check_range
 from lightning_core.returns import trial_reward
 from lightning_core.types import Call, Event, Reward, Rollout, Task, ToolEvent
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Candidate = Mapping[str, str]
 """A text for each prompt, by name."""
@@ -110,9 +113,17 @@ class Search:
         check_range("budget", self.budget, of=self.name, least=1, whole=True)
         check_range("repeats", self.repeats, of=self.name, least=1, whole=True)
 
+    improves: ClassVar[Literal["prompts"]] = "prompts"
+    """Distinguishes a search from an algorithm that trains weights."""
+
     @property
     def name(self) -> str:
         return type(self).__name__.lower()
+
+    @property
+    def asks(self) -> str | Callable[[str], str] | None:
+        """The model that proposes texts; None if the search needs none."""
+        return None
 
     async def search(self, bench: Bench) -> Candidate:
         """The best candidate by the tasks that choose; the seed if none is better."""
@@ -140,9 +151,18 @@ class Reflective(Search):
         if not self.reflection:
             raise ConfigError(f'{kind}(reflection=""): give "http://HOST/v1#MODEL", or a function')
 
+    @property
+    def asks(self) -> str | Callable[[str], str] | None:
+        return self.reflection
+
     def has_asked_enough(self, bench: Bench) -> bool:
         """Whether the reflecting model may read and write no more."""
         return self.tokens is not None and bench.tokens >= self.tokens
+
+
+def is_search(algorithm: object) -> TypeIs[Search]:
+    """Whether it looks for better prompts, by what it declares."""
+    return getattr(algorithm, "improves", "weights") == "prompts"
 
 
 def mean(trials: Sequence[Trial]) -> float:

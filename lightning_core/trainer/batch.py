@@ -12,6 +12,7 @@ from itertools import zip_longest
 from statistics import fmean
 
 from lightning_core.air.rulebook import Rulebook, is_automatic
+from lightning_core.algorithms.entropy import measure_entropies
 from lightning_core.credit.base import CreditReport
 from lightning_core.returns import counted_failures, may_count, unusable_groups, with_final, without_left_out
 from lightning_core.stores.base import Store
@@ -219,14 +220,6 @@ def measure_entropy(trajectories: Sequence[Trajectory]) -> float | None:
     sampled = [t.logprobs for each in trajectories for t in each.transitions if t.trained]
     tokens = sum(map(len, sampled))
     return -sum(map(sum, sampled)) / tokens if tokens else None
-
-
-def measure_entropies(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The same of each trained agent; without those that sampled nothing."""
-    sampled: defaultdict[str, list[float]] = defaultdict(list)
-    for t in (t for each in trajectories for t in each.transitions if t.trained):
-        sampled[t.agent] += t.logprobs
-    return {name: -fmean(logprobs) for name, logprobs in sampled.items() if logprobs}
 
 
 def failure_numbers(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> dict[str, float]:

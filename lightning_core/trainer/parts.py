@@ -9,7 +9,7 @@ from typing import cast
 from lightning_core.air.base import AIR
 from lightning_core.air.rulebook import Rulebook
 from lightning_core.algorithms.base import Algorithm, Phase, check_credit
-from lightning_core.algorithms.search import Search
+from lightning_core.algorithms.search import is_search
 from lightning_core.backends.base import Backend
 from lightning_core.backends.hosted import Hosted
 from lightning_core.credit.base import Credit
@@ -35,7 +35,7 @@ def resolve_phases(phases: Sequence[Phase], plugins: Plugins) -> list[ResolvedPh
     first = 0
     for phase in phases:
         named = phase.algorithm
-        if isinstance(named, Search):
+        if is_search(named):
             first += phase.steps
             continue
         algorithm: Algorithm = plugins.part("algorithm", named)() if isinstance(named, str) else named

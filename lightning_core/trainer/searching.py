@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from lightning_core.algorithms.search import Candidate, Episode, Reflective, Search, Trial, mean
+from lightning_core.algorithms.search import Candidate, Episode, Search, Trial, mean
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.json_text import whole
 from lightning_core.judge.judge import Judge
@@ -221,7 +221,7 @@ class SearchBench:
             self.tokens += tokens
             return answer
         began = time.perf_counter()
-        answer, tokens = await ask(reflection_of(self._search), question)
+        answer, tokens = await ask(self._search.asks, question)
         async with self._asking:
             self.tokens += tokens
             await self._session.store.put_resource(
@@ -231,7 +231,7 @@ class SearchBench:
                     version=self.reflections,
                     kind="prompt",
                     uri=json.dumps({"question": question, "answer": answer}),
-                    author=shown(reflection_of(self._search)),
+                    author=shown(self._search.asks),
                     metrics={"tokens": float(tokens), "seconds": time.perf_counter() - began},
                 )
             )
@@ -329,7 +329,7 @@ def check_search(
             f"{least} rollouts with {len(choosing) + len(reporting)} validation tasks; give more, or fewer "
             "tasks"
         )
-    if isinstance(found := reflection_of(search), str):
+    if isinstance(found := search.asks, str):
         address_of(_judge(found))
 
 
@@ -393,11 +393,6 @@ async def ask(reflection: object, question: str) -> tuple[str, int]:
             f"the reflecting model {shown(reflection)} gave no answer: {problem}. Every trial and answer so "
             "far is kept: fix the cause, then resume"
         ) from problem
-
-
-def reflection_of(search: Search) -> object | None:
-    """The model that proposes texts; None if the search needs none."""
-    return search.reflection if isinstance(search, Reflective) else None
 
 
 def _judge(reflection: str) -> Judge:

@@ -13,7 +13,7 @@ from lightning_core.air.base import AIR
 from lightning_core.alerts.watch import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.policy_gradient import GRPO
-from lightning_core.algorithms.search import Search
+from lightning_core.algorithms.search import Search, is_search
 from lightning_core.backends.settings import BackendSettings
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.naming import Naming
@@ -209,7 +209,7 @@ class Settings:
         Raises ConfigError if they have fewer updates than `steps`.
         """
         if not isinstance(self.algorithm, Sequence) or isinstance(self.algorithm, str):
-            if isinstance(self.algorithm, Search):
+            if is_search(self.algorithm):
                 return [Phase(self.algorithm, 1 if self.steps is None else self.steps)]
             return [Phase(self.algorithm, DEFAULT_STEPS if self.steps is None else self.steps)]
         phases = list(self.algorithm)
@@ -226,14 +226,14 @@ class Settings:
     def asks_for_rollouts(self) -> bool:
         """Whether any update needs tasks, or whether all are made from demonstrations."""
         named = [phase.algorithm for phase in self.phases]
-        return any(isinstance(each, str | Search) or each.learns_from is None for each in named)
+        return any(isinstance(each, str) or is_search(each) or each.learns_from is None for each in named)
 
     @property
     def searches(self) -> dict[int, Search]:
         """The searches of the run, by step."""
         found, first = {}, 0
         for phase in self.phases:
-            if isinstance(phase.algorithm, Search):
+            if is_search(phase.algorithm):
                 if phase.steps > 1:
                     raise ConfigError(f"{phase.algorithm.name!r} is one step of a run, not {phase.steps}")
                 found[first] = phase.algorithm
@@ -245,7 +245,7 @@ class Settings:
         """`model`, or what stands for it; None if the run has none of its own."""
         if self.model is not None:
             return self.model
-        searching = bool(self.phases) and all(isinstance(each.algorithm, Search) for each in self.phases)
+        searching = bool(self.phases) and all(is_search(each.algorithm) for each in self.phases)
         return None if (searching or self.patterns == ()) and self.backend == "local" else TINY
 
     @property

@@ -13,18 +13,25 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pvariance
 
 from lightning_core.alerts.rules import GAP_CAUSES, describe_gap
-from lightning_core.algorithms.base import Algorithm, carries_loss, credit_batch, is_regularised, mini_batches
-from lightning_core.algorithms.policy_gradient import PolicyGradient
+from lightning_core.algorithms.base import (
+    Algorithm,
+    Prepared,
+    carries_loss,
+    credit_batch,
+    is_regularised,
+    mini_batches,
+)
+from lightning_core.algorithms.entropy import measure_entropies
 from lightning_core.backends.base import Backend, Batch
 from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
-from lightning_core.trainer.batch import StepBatch, measure_entropies, read_batch
+from lightning_core.trainer.batch import StepBatch, read_batch
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.session import Session
 from lightning_core.transitions import last_planned
@@ -37,8 +44,6 @@ MOST_GAP = 0.2, 0.5
 makes 1e-6, and in half precision. Networks that were served wrong were 1 to 36 apart."""
 MOST_SKIPPED = 3
 """Updates in a row that may fail before the run stops."""
-WINDOW = 5
-"""Batches over which entropy is averaged: that of one depends on its tasks."""
 SPREAD = 0.01
 """Deviation of the targets from which on there is something to explain; rewards are of the order of 1."""
 
@@ -92,7 +97,7 @@ class Updater:
         attempts = {rollout.id: rollout.attempts for rollout in batch.rollouts}
         weights = {
             key: weight
-            for part in mini_batches(credited, self._algorithm(step, phase))
+            for part in mini_batches(credited, self._prepare(step, phase).algorithm)
             for key, weight in algorithm.weigh(part).items()
         }
         await self.session.store.add_credited(given(valued, credited, attempts, weights))
@@ -109,7 +114,11 @@ class Updater:
             return credited, report
         if report.zero_variance_groups + len(report.unusable) < report.groups:
             self._first = step if self._first is None else self._first
-        elif self._first is None or step < self._first or not is_regularised(self._algorithm(step, phase)):
+        elif (
+            self._first is None
+            or step < self._first
+            or not is_regularised(self._prepare(step, phase).algorithm)
+        ):
             return [], replace(report, transitions=Counter())
         return credited, report
 
@@ -120,18 +129,17 @@ class Updater:
         with it. Raises TrainingError if several steps' own updates in a row can't be made, or if what is
         trained is not what was sampled.
         """
-        backend, algorithm = self.session.backend, self._algorithm(step, phase)
+        backend, algorithm = self.session.backend, phase.algorithm
         again = await self._recall(step, phase, credited)
         self.session.observers.updating(step)
-        own = await self._update(step, algorithm, credited)
+        own = await self._update(step, phase, credited)
         check_gap(step, own, self.session.settings.max_logprob_gap)
-        replayed, numbers = await self._replay(step, algorithm, again)
+        replayed, numbers = await self._replay(step, phase, again)
         made = replayed if "skipped_updates" in own else [credited, *replayed]
         metrics = {**value_numbers(credited), **own, **numbers}
         if not made:
             return metrics
-        if isinstance(phase.algorithm, PolicyGradient) and phase.algorithm.entropy:
-            metrics["entropy_bonus"] = phase.algorithm.entropy if algorithm is phase.algorithm else 0.0
+        metrics |= self._prepare(step, phase).metrics
         if algorithm.learns_from is None:  # no policy sampled a demonstration
             metrics |= measure_staleness(itertools.chain(*made), backend.policy_version)
             metrics["staleness_bound"] = float(algorithm.staleness + algorithm.replay)
@@ -139,18 +147,12 @@ class Updater:
         version = await backend.publish()
         return {**metrics, "policy_version": float(version), "publish_seconds": time.perf_counter() - began}
 
-    def _algorithm(self, step: int, phase: ResolvedPhase) -> Algorithm:
-        """The phase's, as it is at the entropy of a step: the mean of its agents' changes since the start."""
-        known = [self._entropies[k] for k in sorted(self._entropies) if phase.first <= k <= step]
-        of_agents: defaultdict[str, list[float]] = defaultdict(list)
-        for name, value in itertools.chain.from_iterable(each.items() for each in known):
-            of_agents[name].append(value)
-        if not isinstance(phase.algorithm, PolicyGradient) or not of_agents:
-            return phase.algorithm
-        rises = [fmean(values[-WINDOW:]) - fmean(values[:WINDOW]) for values in of_agents.values()]
-        return phase.algorithm.within(fmean(rises))
+    def _prepare(self, step: int, phase: ResolvedPhase, batch: Sequence[Trajectory] = ()) -> Prepared:
+        """The batch and the phase's algorithm, as they are at this step."""
+        history = [self._entropies[k] for k in sorted(self._entropies) if phase.first <= k <= step]
+        return phase.algorithm.prepare(batch, history)
 
-    async def _update(self, step: int, algorithm: Algorithm, credited: list[Trajectory]) -> dict[str, float]:
+    async def _update(self, step: int, phase: ResolvedPhase, credited: list[Trajectory]) -> dict[str, float]:
         """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the
         backend could not."""
         if not credited:
@@ -159,8 +161,8 @@ class Updater:
             )
             return {"skipped_updates": 1.0}
         try:
-            batch = Batch(step, tuple(centred(credited, algorithm)))
-            metrics = await self.session.backend.update(batch, algorithm)
+            ready = self._prepare(step, phase, credited)
+            metrics = await self.session.backend.update(Batch(step, ready.batch), ready.algorithm)
         except TrainingError as problem:
             self._failed += 1
             log.warning("step %d: update skipped: %s", step + 1, problem)
@@ -171,17 +173,18 @@ class Updater:
         return metrics
 
     async def _replay(
-        self, step: int, algorithm: Algorithm, batches: Sequence[list[Trajectory]]
+        self, step: int, phase: ResolvedPhase, batches: Sequence[list[Trajectory]]
     ) -> tuple[list[list[Trajectory]], dict[str, float]]:
         """(the batches that were replayed, the means of their metrics); `replay/skipped` counts the rest."""
         made: list[list[Trajectory]] = []
         metrics: list[dict[str, float]] = []
         for batch in batches:
-            if not carries_loss(batch, algorithm):
+            ready = self._prepare(step, phase, batch)
+            if not carries_loss(batch, ready.algorithm):
                 continue
             try:
-                again = Batch(step, tuple(centred(batch, algorithm)))
-                metrics.append(await self.session.backend.update(again, algorithm))
+                again = Batch(step, ready.batch)
+                metrics.append(await self.session.backend.update(again, ready.algorithm))
                 made.append(batch)
             except TrainingError as problem:
                 log.warning("step %d: a batch was not replayed: %s", step + 1, problem)
@@ -239,31 +242,6 @@ def check_gap(step: int, metrics: Mapping[str, float], most: float | None) -> No
         f"step {step + 1}: {describe_gap(metrics)}. The limit is {limit:g} (max_logprob_gap). The update was "
         f"not published; the last checkpoint is from before it. {GAP_CAUSES[0].upper()}{GAP_CAUSES[1:]}"
     )
-
-
-def centred(batch: Sequence[Trajectory], algorithm: Algorithm) -> list[Trajectory]:
-    """The batch with every advantage less by the mean of the bonus on entropy over its agent's tokens.
-
-    A constant changes nothing in the mean. But all bonuses are above 0, so without it each token that was
-    sampled becomes more likely, and only rare ones make up for it. AdamW bounds what these can do: where
-    nothing but the bonus acted, a policy lost entropy by it.
-    """
-    weight = algorithm.entropy if isinstance(algorithm, PolicyGradient) else 0.0
-    if not weight:
-        return list(batch)
-    entropies = measure_entropies(batch)
-    return [
-        replace(
-            each,
-            transitions=tuple(
-                t
-                if t.advantage is None or not t.trained
-                else replace(t, advantage=t.advantage - weight * entropies.get(t.agent, 0.0))
-                for t in each.transitions
-            ),
-        )
-        for each in batch
-    ]
 
 
 def given(

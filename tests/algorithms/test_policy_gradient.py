@@ -189,16 +189,25 @@ def test_who_is_not_trained_and_what_is_no_number_stay_out_of_such_a_term():
     assert (report.zero_variance_groups, report.unusable) == (1, ("h",))
 
 
+LEVEL = [{"a": 1.0}] * 6
+RISEN = [*LEVEL, {"a": 1.5}]
+"""Entropy of an agent, batch by batch."""
+
+
 def test_the_bonus_is_left_out_where_there_is_more_entropy_than_at_first():
     algorithm = lightning.GRPO(entropy=0.1, kl=0.2)
-    assert algorithm.within(0.0) is algorithm
-    assert algorithm.within(0.1) == replace(algorithm, entropy=0.0)
+    for history in ([], LEVEL):
+        assert algorithm.prepare([], history).algorithm is algorithm
+    ready = algorithm.prepare([], RISEN)
+    assert (ready.algorithm, ready.metrics) == (replace(algorithm, entropy=0.0), {"entropy_bonus": 0.0})
 
     class Own(lightning.GRPO):
         def __init__(self) -> None:
-            super().__init__(kl=0.2)
+            super().__init__(kl=0.2, entropy=0.1)
 
-    assert (Own().within(0.1).entropy, Own().within(0.1).kl) == (0.0, 0.2)
+    own = Own().prepare([], RISEN).algorithm
+    assert isinstance(own, Own)
+    assert (own.entropy, own.kl) == (0.0, 0.2)
 
 
 def test_a_mini_batch_without_loss_makes_no_step():
@@ -207,7 +216,7 @@ def test_a_mini_batch_without_loss_makes_no_step():
     credited, _ = credit_batch(rollouts, uniform, algorithm)
     parts = mini_batches(credited, algorithm)
     assert [[each.rollout_id for each in part] for part in parts] == [["r0", "r1"], ["r2", "r3"]]
-    assert mini_batches(credited, algorithm.within(0.1)) == parts[1:]
+    assert mini_batches(credited, algorithm.prepare([], RISEN).algorithm) == parts[1:]
 
 
 def test_reinforce_pp_gives_a_call_the_reward_that_comes_after_later_observations():
