@@ -52,6 +52,7 @@ if __name__ == "__main__":
         agents=["triage"],  # the names of nodes, agents or roles
         algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
         steps=12,
+        evaluate_every=4,  # the best version is exported
     )
     trainer.fit(
         solve,

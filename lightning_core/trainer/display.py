@@ -20,7 +20,7 @@ from lightning_core.insight.verdict import Verdict, say
 from lightning_core.terminal import Terminal
 from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.report import NO_PLOTS, task_name
-from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary
+from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary, exported_note
 from lightning_core.types import Alert, Metrics, Rollout, Run, Status
 
 KINDS = 3
@@ -160,14 +160,17 @@ class Display(Observer):
 def _left(summary: Summary, folder: Path) -> Text:
     """Names the contents of the folder and the next step to take; a run without a model has no policy."""
     picture = folder / "curve.png"
+    exported = exported_note(summary)
     lines = [
         f"policy      {folder / 'policy'}   (a transformers folder)",
+        *([f"            {exported}"] if exported else []),
         f"summary     {folder / 'summary.json'}",
         f"curve       {picture if picture.exists() else NO_PLOTS}",
         f"next        agentlightning show {folder}",
         f"            agentlightning serve {folder / 'policy'}",
     ]
-    return Text("\n".join(lines[1:2] if summary.model == NONE else lines))
+    kept = [line for line in lines if line.startswith("summary")] if summary.model == NONE else lines
+    return Text("\n".join(kept))
 
 
 def _rate(values: Mapping[str, float]) -> float:

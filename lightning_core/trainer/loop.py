@@ -24,9 +24,9 @@ from lightning_core.trainer import discovery
 from lightning_core.trainer.batch import StepBatch, step_numbers
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.parts import ResolvedPhase
-from lightning_core.trainer.report import evaluation
+from lightning_core.trainer.report import evaluation, find_evaluation
 from lightning_core.trainer.searching import SearchBench
-from lightning_core.trainer.session import Session
+from lightning_core.trainer.session import Session, withdraw
 from lightning_core.trainer.settings import TINY
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.updating import Updater
@@ -66,7 +66,7 @@ class Loop:
 
         `history` has the numbers of the steps before `first`.
         """
-        total, every = self.settings.total_steps, self.settings.evaluate_every
+        total, between = self.settings.total_steps, self.settings.evaluations_between
         self.agent_names.remember(history)
         self.updater.recall(history)
         if self.settings.served_model is not None and (note := await self.versions.begin(first, total)):
@@ -76,11 +76,32 @@ class Loop:
         if first == 0:
             await self.evaluate(0)
         for step in range(first, total):
-            if step and every and step % every == 0:
-                await self.evaluate(step)
+            if step in between:
+                result = await self.evaluate(step)
+                if result is not None and await self._is_solved(step - between.step, step):
+                    await self._end_early(step, result)
+                    return
             await self.step(step)
         if total:
             await self.evaluate(total)
+
+    async def _is_solved(self, *steps: int) -> bool:
+        """Whether the evaluations after so many updates solved every held-out task."""
+        if not self.settings.stop_when_solved:
+            return False
+        found = [await find_evaluation(self.session.store, self.run_id, step, None) for step in steps]
+        return all(each is not None and each.detail["greedy"].solved for each in found)
+
+    async def _end_early(self, step: int, result: Evaluation) -> None:
+        """Keep the state after `step` updates, and take back rollouts that later updates asked for."""
+        await withdraw(self.session.store, self.run_id, step, step)
+        if step % self.settings.checkpoint_every:
+            await self.versions.checkpoint(step)
+            await self.versions.evaluated(result)
+        self.observers.note(
+            f"ended after {step} of {self.settings.total_steps} updates: two evaluations in a row solved "
+            "every held-out task (stop_when_solved=False goes on)"
+        )
 
     async def _find_prompts(self) -> None:
         """Once in a run, before anything else: from then on it is as if they had been declared."""

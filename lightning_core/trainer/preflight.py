@@ -155,8 +155,7 @@ def _facts(
     yield "tasks", f"{len(train)} to train on{turns}; {len(validation)} held out"
     if not phases:
         return
-    every = settings.evaluate_every
-    times = 2 + (max(0, (settings.total_steps - 1) // every) if every else 0)
+    times = 2 + len(settings.evaluations_between)
     each = len(EVALUATIONS) * len(validation)
     yield "evaluations", f"{times} of {each} rollouts, each task {' and '.join(EVALUATIONS)}"
 

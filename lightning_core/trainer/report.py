@@ -100,16 +100,19 @@ async def find_evaluation(store: Store, run_id: str, step: int, group_by: str | 
     return evaluation(step, rollouts, calls, group_by)
 
 
-async def summarise(store: Store, folder: RunFolder, settings: Settings, model: str) -> Summary:
-    """The run as it stands in the store."""
-    run_id, total = folder.run_id, settings.total_steps
+async def summarise(
+    store: Store, folder: RunFolder, settings: Settings, model: str, exported: int | None
+) -> Summary:
+    """The run as it stands in the store; `exported` is the number of updates of the exported policy."""
+    run_id = folder.run_id
     run, metrics = await store.find_run(run_id), await store.list_metrics(run_id)
     origin: Mapping[str, Any] = run.provenance if run else {}
     totals: Counter[str] = Counter()
     for entry in metrics:
         totals.update(entry.values)
-    every = range(settings.evaluate_every or total, total, settings.evaluate_every or 1)
-    between = [await find_evaluation(store, run_id, step, settings.group_by) for step in every]
+    made = metrics[-1].step + 1 if metrics else 0
+    steps = [step for step in settings.evaluations_between if step < made]
+    between = [await find_evaluation(store, run_id, step, settings.group_by) for step in steps]
     evidence = await find_evidence(store, run, metrics, await store.count_rollouts(run_id))
     return Summary(
         run=run_id,
@@ -118,8 +121,9 @@ async def summarise(store: Store, folder: RunFolder, settings: Settings, model: 
         seed=settings.seed,
         model=model,
         before=await find_evaluation(store, run_id, 0, settings.group_by),
-        after=await find_evaluation(store, run_id, total, settings.group_by),
+        after=await find_evaluation(store, run_id, made, settings.group_by),
         between=[found for found in between if found is not None],
+        exported=exported,
         train_seconds=totals["step_seconds"],
         rollouts=int(totals["rollouts"]),
         failures=int(totals["failures"]),
@@ -337,9 +341,11 @@ def _line(call: Call) -> str:
     return f"  {call.agent:>16}  {escape(str(said).strip())}"
 
 
-async def write_report(store: Store, folder: RunFolder, settings: Settings, model: str) -> Summary:
+async def write_report(
+    store: Store, folder: RunFolder, settings: Settings, model: str, exported: int | None
+) -> Summary:
     """Write `summary.json` and, where matplotlib is installed, `curve.png`; returns the summary."""
-    summary = await summarise(store, folder, settings, model)
+    summary = await summarise(store, folder, settings, model, exported)
     metrics = await store.list_metrics(folder.run_id)
     folder.write_json("summary.json", summary.model_dump(mode="json"))
     if find_spec("matplotlib") is not None:

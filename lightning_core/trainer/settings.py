@@ -27,6 +27,8 @@ from lightning_core.types import Role
 from lightning_core.versions import is_taken
 
 DEFAULT_STEPS = 40
+EVALUATE_EVERY = 10
+"""Updates between evaluations where nothing says how many updates to make."""
 LARGEST_PORT: Final = 65_535
 TINY: Final = "tiny"
 """The model that the project ships for its examples."""
@@ -47,6 +49,8 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
         "workers": ((int, str, RayWorkers, NoneType), "a number, 'ray:8', RayWorkers(...) or None"),
         "on_failure": ((FailurePolicy,), 'FailurePolicy(...), or with --set {"then": "drop"}'),
         "constrain": ((bool,), "True or False"),
+        "stop_when_solved": ((bool,), "True or False"),
+        "export_best": ((bool,), "True or False"),
         "air": ((AIR, bool, NoneType), "True, False or AIR(...)"),
         "judge": ((Judge, NoneType), 'Judge(...), with --set {"model": ...}, or None'),
         "trackers": ((str, Sequence), "names or objects of trackers"),
@@ -130,7 +134,14 @@ class Settings:
     """Where else the numbers go: "tensorboard", "wandb", "mlflow", or objects such as
     `trackers.wandb.Wandb("my-project")`. One that fails stops nothing."""
     evaluate_every: int | None = None
-    """Also evaluate after every so many steps; before and after training it is done anyway."""
+    """Also evaluate after every so many steps; before and after training it is done anyway. None: every ten,
+    if neither `steps` nor phases are given, else not in between."""
+    stop_when_solved: bool = True
+    """End early once two evaluations in a row solve every held-out task: greedy, each with a reward of 1, and
+    no reward other than 0 and 1. It needs evaluations in between."""
+    export_best: bool = True
+    """Export the trained version with the highest greedy held-out reward, the newest of equals, and make it
+    the current one. False: the last version. Evaluations in between give a choice."""
     group_by: str | None = None
     """A field of the tasks' input by which success is shown separately, such as the kind of question."""
     checkpoint_every: int = 1
@@ -201,6 +212,15 @@ class Settings:
     def total_steps(self) -> int:
         """Updates to make in all."""
         return self.steps if self.steps is not None else sum(phase.steps for phase in self.phases)
+
+    @property
+    def evaluations_between(self) -> range:
+        """Updates after which the policy is evaluated, the start and the end left out."""
+        every, named = self.evaluate_every, isinstance(self.algorithm, str)
+        planned = self.steps is not None or (isinstance(self.algorithm, Sequence | Search) and not named)
+        if every is None and not planned:
+            every = EVALUATE_EVERY
+        return range(every, self.total_steps, every) if every is not None else range(0)
 
     @property
     def phases(self) -> list[Phase]:

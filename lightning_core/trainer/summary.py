@@ -48,6 +48,11 @@ class Score(Record):
     """Mean final reward for each value of the `group_by` field."""
     agents: dict[str, AgentScore] = Field(default_factory=dict)
 
+    @property
+    def solved(self) -> bool:
+        """Whether every task got the reward 1, and 1 is the most there is."""
+        return self.binary and self.success == 1
+
 
 class Evaluation(Record):
     """The policy at one step, sampled (T = 1) and greedy (T = 0)."""
@@ -186,7 +191,9 @@ class Summary(Record):
     before: Evaluation | None = None
     after: Evaluation | None = None
     between: list[Evaluation] = Field(default_factory=list)
-    """Evaluations asked for by `evaluate_every`."""
+    """Evaluations between updates."""
+    exported: int | None = None
+    """Updates that the exported policy had. None in a summary of an older version, or without a policy."""
     train_seconds: float
     """Wall time of all steps as last made: collecting, updating, saving; evaluations left out."""
     rollouts: int
@@ -230,6 +237,18 @@ def write_card(folder: RunFolder, summary: Summary) -> None:
     write_atomically(folder.policy / "README.md", card(summary, curve=curve.exists()).encode())
 
 
+def exported_note(summary: Summary) -> str | None:
+    """Which version was exported, and why; None where the summary does not say."""
+    updates, last = summary.exported, summary.after
+    if updates is None:
+        return None
+    if updates == summary.steps or last is None:
+        return f"Exported after update {updates} of {summary.steps}."
+    found = next((each for each in summary.between if each.step == updates), None)
+    best = f"{found.greedy:.3f}, after the last {last.greedy:.3f}" if found else ""
+    return f"Exported after update {updates} of {summary.steps}, the best on held-out tasks (greedy: {best})."
+
+
 def serving_notes(summary: Summary) -> list[str]:
     """Sentences on how the policy must be asked, so that it answers as it did in training."""
     agents = {name: each for name, each in summary.agents.items() if each.trained}
@@ -263,6 +282,7 @@ def card(summary: Summary, *, curve: bool) -> str:
         f"- Data: {summary.rollouts:,} rollouts in {summary.steps} updates, seed {summary.seed}.",
         f"- Algorithm: `{summary.settings.get('algorithm', '')}`.",
         *([f"- {summary.verdict.sentence}"] if summary.verdict else []),
+        *([f"- {exported}"] if (exported := exported_note(summary)) else []),
         *(f"- {note}" for note in serving_notes(summary)),
     ]
     found = [each for each in (summary.before, *summary.between, summary.after) if each]

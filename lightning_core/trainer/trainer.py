@@ -36,7 +36,7 @@ from lightning_core.trainer.searching import check_search
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.summary import Summary, write_card
-from lightning_core.trainer.versions import settle
+from lightning_core.trainer.versions import Versions, settle
 from lightning_core.types import Run, Task
 
 log = logging.getLogger(__name__)
@@ -151,12 +151,13 @@ async def _fit(
             if not (trainer.store or "").startswith("memory:"):
                 observers.note(f"to watch it in a browser: agentlightning console {folder.path}")
             try:
-                await _train(session, run, train, validation)
-                summary = await write_report(session.store, folder, trainer, str(session.backend.model))
-                await session.backend.export(folder.policy)
+                versions = await _train(session, run, train, validation)
+                exported = await versions.export(best=trainer.export_best)
+                model = str(session.backend.model)
+                summary = await write_report(session.store, folder, trainer, model, exported)
                 write_card(folder, summary)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
-                shown = await transcripts(session.store, run.id, trainer.total_steps)
+                shown = await transcripts(session.store, run.id, summary.steps)
             except BaseException as problem:
                 status = "stopped" if isinstance(problem, asyncio.CancelledError) else "failed"
                 await asyncio.shield(_end(session.store, run, status, problem))
@@ -205,13 +206,16 @@ def _add_observers(session: Session) -> None:
         )
 
 
-async def _train(session: Session, run: Run, train: Sequence[Task], validation: Sequence[Task]) -> None:
+async def _train(session: Session, run: Run, train: Sequence[Task], validation: Sequence[Task]) -> Versions:
+    """Make the updates; returns the versions of the weights."""
     checkpoint = session.folder.latest_checkpoint()
     first = checkpoint[0] if checkpoint else 0
     await session.begin(run)
     history = [entry for entry in await session.store.list_metrics(run.id) if entry.step < first]
     async with session.observers.observe(run, history):
-        await Loop(session, train, validation).run(first, history)
+        loop = Loop(session, train, validation)
+        await loop.run(first, history)
+    return loop.versions
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

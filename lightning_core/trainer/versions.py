@@ -88,6 +88,22 @@ class Versions:
         numbers = {"sampled": result.sampled, "greedy": result.greedy}
         await self._measure(self._backend.policy_version, numbers)
 
+    async def export(self, *, best: bool) -> int | None:
+        """Export the best trained version, or the last; returns how many updates it had, if that is known.
+
+        The best becomes the current one, unless somebody chose another.
+        """
+        newest, chosen = self._known.get(self._backend.policy_version), best_trained(self._known.values())
+        reader = getattr(self._backend, "export_version", None)
+        if not best or reader is None or newest is None or chosen is None or chosen.version == newest.version:
+            await self._backend.export(self._folder.policy)
+            return None if newest is None else int(newest.metrics["step"])
+        await reader(str(chosen.uri), self._folder.policy)
+        current = find_current(await self._store.list_resources(self._folder.run_id, POLICY))
+        if current is not None and current.version == newest.version:
+            await self._put(chosen, current=True)
+        return int(chosen.metrics["step"])
+
     async def _find_again(self, version: ResourceVersion) -> None:
         """The run's folder may have been moved, or be reached by a link: its content is then where the folder
         is now, in the spelling that the retention compares."""
@@ -178,6 +194,12 @@ def _rewards(trajectories: Iterable[Trajectory]) -> dict[int, list[float]]:
 
 
 # what is kept -----------------------------------------------------------------------------
+def best_trained(versions: Iterable[ResourceVersion]) -> ResourceVersion | None:
+    """The version with the highest greedy held-out reward, the newest of equals, or None. Not the start."""
+    measured = [v for v in versions if v.version and v.uri is not None and "greedy" in v.metrics]
+    return max(measured, key=lambda v: (v.metrics["greedy"], v.version), default=None)
+
+
 async def kept_versions(store: Store, run_id: str, versions: Sequence[ResourceVersion]) -> set[int]:
     """The versions that something in the store points at, and the best one, the newest of equals."""
     current = find_current(versions)
@@ -190,8 +212,7 @@ async def kept_versions(store: Store, run_id: str, versions: Sequence[ResourceVe
         for rollout in await store.find_rollouts(run_id, status=status)
         if rollout.policy_version is not None
     }
-    measured = [v for v in versions if v.uri is not None and "greedy" in v.metrics]
-    best = max(measured, key=lambda v: (v.metrics["greedy"], v.version), default=None)
+    best = best_trained(versions)
     return chosen | by_persons | pinned | {each.version for each in (current, best) if each is not None}
 
 

@@ -1,0 +1,100 @@
+"""How a run ends: with its best version exported, and early once its held-out tasks are solved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import lightning_core as lightning
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.summary import Summary
+from lightning_core.versions import find_current
+from tests.trainer.versioned import TASKS
+
+HELD_OUT = 2
+EVALUATION = 2 * HELD_OUT
+"""Rollouts of an evaluation: each task sampled and greedy."""
+
+
+def fit(folder: Path, held_out: list[float], **settings: Any) -> Summary:
+    """Train; `held_out` are the rewards of the evaluations in turn; the last one repeats."""
+    counts: Counter[str] = Counter()
+
+    async def solve(task: lightning.Task) -> float:
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            await client.chat.completions.create(
+                model="policy",
+                messages=[{"role": "user", "content": str(task.input["question"])}],
+                max_completion_tokens=3,
+            )
+        begun = counts[task.split]
+        counts[task.split] += 1
+        if task.split == "train":
+            return begun % 2
+        return held_out[min(begun // EVALUATION, len(held_out) - 1)]
+
+    given: dict[str, Any] = {
+        "model": "tiny",
+        "algorithm": lightning.GRPO(group_size=2, tasks_per_step=1),
+        "folder": folder,
+        "progress": False,
+        **settings,
+    }
+    return lightning.Trainer(**given).fit(solve, train=TASKS[:4], validation=TASKS[4 : 4 + HELD_OUT])
+
+
+def test_a_run_ends_once_two_evaluations_in_a_row_solve_every_held_out_task(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    summary = fit(folder, [0, 1, 0, 1, 1], steps=6, evaluate_every=1, checkpoint_every=3)
+    assert (summary.steps, summary.exported) == (4, 4)
+    assert summary.after is not None
+    assert (summary.after.step, summary.after.greedy) == (4, 1.0)
+    assert [each.step for each in summary.between] == [1, 2, 3]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000004"]
+    again = fit(folder, [0], steps=6, evaluate_every=1, checkpoint_every=3, resume=True)
+    assert (again.steps, again.after) == (4, summary.after)
+
+
+@pytest.mark.parametrize("settings", [{"stop_when_solved": False}, {}])
+def test_a_run_goes_on_where_it_is_told_to_or_rewards_have_no_known_top(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    held_out = [1.0] if settings else [1.0, 2.0]
+    assert fit(tmp_path / "run", held_out, steps=3, evaluate_every=1, **settings).steps == 3
+
+
+@pytest.mark.parametrize(("best", "wanted"), [(True, 2), (False, 3)])
+def test_the_best_trained_version_is_exported_and_becomes_the_current_one(
+    best: bool, wanted: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    summary = fit(folder, [0.9, 0.1, 0.75, 0.5], steps=3, evaluate_every=1, export_best=best)
+    assert summary.exported == wanted
+
+    async def current() -> tuple[float, Path]:
+        async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+            found = find_current(await store.list_resources("run"))
+        assert found is not None
+        return found.metrics["step"], Path(str(found.uri))
+
+    step, content = asyncio.run(current())
+    assert step == wanted
+    weights = [(each / "model.safetensors").read_bytes() for each in (folder / "policy", content / "model")]
+    assert weights[0] == weights[1]
+    card = (folder / "policy" / "README.md").read_text()
+    said = "update 2 of 3, the best on held-out tasks (greedy: 0.750, after the last 0.500)"
+    assert (said in card) == best
+
+
+def test_evaluations_between_updates_are_made_where_nothing_says_how_many_there_are() -> None:
+    assert [*lightning.Trainer().evaluations_between] == [10, 20, 30]
+    assert [*lightning.Trainer(algorithm="grpo").evaluations_between] == [10, 20, 30]
+    assert [*lightning.Trainer(steps=30).evaluations_between] == []
+    assert [*lightning.Trainer(steps=6, evaluate_every=3).evaluations_between] == [3]
+    phases = [lightning.Phase(lightning.GRPO(), 20)]
+    assert [*lightning.Trainer(algorithm=phases).evaluations_between] == []
