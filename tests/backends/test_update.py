@@ -559,3 +559,62 @@ def test_the_largest_step_that_the_options_allow_keeps_weights_and_moments_finit
         optimizer.descent.step(1.0)
         optimizer.descent.check_finite(optimizer._policy.network, "policy's")
         assert all(value.isfinite().all() for value in optimizer.descent.moments().values())
+
+
+@dataclass(frozen=True)
+class Greedy(Reinforce):
+    """Asks the machine for a petabyte where a pass has more than `most` loss entries."""
+
+    most: int = 0
+
+    def loss(self, entries: Entries) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        if len(entries.logprobs) > self.most:
+            torch.empty(1 << 50, dtype=torch.uint8)
+        return super().loss(entries)
+
+
+def long_calls(count: int = 6, prompt: int = 200, reply: int = 100) -> tuple[Trajectory, ...]:
+    """Calls of which each takes more than the least of a pass."""
+    draw, found = random.Random(0), []
+    for index in range(count):
+        ids = [draw.randrange(5, 300) for _ in range(prompt + reply)]
+        call = Transition(
+            f"r{index}",
+            "c",
+            0,
+            "a",
+            True,
+            ids[:prompt],
+            ids[prompt:],
+            [-5.0] * reply,
+            0,
+            advantage=1.0 - index,
+        )
+        found.append(Trajectory(f"r{index}", "g", "t", 0.0, (call,)))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_update_that_runs_out_of_memory_goes_on_in_smaller_passes_with_the_same_weights(
+    qwen: Path, caplog: pytest.LogCaptureFixture, epochs: int
+) -> None:
+    enough, first = make_optimizer(qwen, learning_rate=1e-3)
+    first.update(long_calls(), Reinforce(epochs=epochs))
+    little, second = make_optimizer(qwen, learning_rate=1e-3)
+    metrics = second.update(long_calls(), Greedy(most=300, epochs=epochs))
+    assert second.recomputes
+    assert second.pass_tokens == 1024
+    assert "memory ran out in an update" in caplog.text
+    assert second.descent.steps == epochs
+    assert metrics["tokens"] == 600
+    a, b = (torch.cat([p.detach().flatten() for p in each.parameters]) for each in (little, enough))
+    assert apart(a, b) < 1e-4
+
+
+def test_an_update_with_no_memory_for_the_smallest_pass_is_refused_and_changes_nothing(qwen: Path) -> None:
+    policy, optimizer = make_optimizer(qwen)
+    before = [p.detach().clone() for p in policy.parameters]
+    with pytest.raises(TrainingError, match=r"memory ran out in a pass of 256 tokens.*LoraOptions"):
+        optimizer.update(long_calls(), Greedy(most=0))
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters, strict=True))
+    assert optimizer.descent.steps == 0

@@ -29,12 +29,12 @@ class Sees:
 
     def __init__(self, mask: Callable[..., torch.Tensor], reach: int | None) -> None:
         """`mask` is transformers' function of batch, head, query and key; `reach` the window or chunk."""
-        self._mask, self.reach = mask, reach
+        self.mask, self.reach = mask, reach
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Positions (..., Q, 1) and (..., 1, L) → whether each query sees each key, (..., Q, L)."""
         first = torch.zeros((), dtype=torch.int64, device=queries.device)
-        return self._mask(first, first, queries, keys)
+        return self.mask(first, first, queries, keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

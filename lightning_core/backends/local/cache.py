@@ -44,28 +44,32 @@ class Slots:
     def __init__(self, shape: Shape, limit: int, *, max_bytes: int, capacity: int = 256) -> None:
         """At most `limit` rows, first of `capacity` tokens."""
         self.shape = shape
+        self.memory: torch.Tensor
         self._limit, self._max_bytes, self._first_capacity = limit, max_bytes, capacity
-        self._allocate(capacity, in_use=0)
+        self._allocate(capacity, in_use=None)
 
     def reset(self) -> None:
         """Back to rows of the first length, while none is in use."""
         if self.capacity != self._first_capacity:
             self._allocate(self._first_capacity, in_use=0)
 
-    def _allocate(self, capacity: int, in_use: int) -> None:
+    def _allocate(self, capacity: int, in_use: int | None) -> None:
+        """`in_use` is None the first time."""
         s = self.shape
         fit = self._max_bytes // (capacity * s.token_bytes)
-        rows = max(1, in_use, min(self._limit, fit))
+        rows = max(1, in_use or 0, min(self._limit, fit))
         # first what may fail, so that the rows stay as they are
-        self.memory = torch.zeros(
-            (s.layers, 2, rows, s.heads, capacity, s.size), dtype=s.dtype, device=s.device
-        )
+        memory = torch.zeros((s.layers, 2, rows, s.heads, capacity, s.size), dtype=s.dtype, device=s.device)
+        if in_use is not None and memory.is_cuda:  # else another stream could take it while this one reads
+            self.memory.record_stream(torch.cuda.current_stream(s.device))
+        self.memory = memory
         self.rows, self.capacity = rows, capacity
         self.keys = [self.memory[i, 0] for i in range(s.layers)]
         self.values = [self.memory[i, 1] for i in range(s.layers)]
-        self.flat_keys = [k.view(-1, s.size) for k in self.keys]
-        self.flat_values = [v.view(-1, s.size) for v in self.values]
-        self.head_offsets = torch.arange(s.heads, device=s.device) * capacity
+        self.flat = [self.memory[i].view(-1, s.size) for i in range(s.layers)]
+        heads = torch.arange(s.heads, device=s.device) * capacity
+        self._offsets = torch.cat((heads, heads + rows * s.heads * capacity))
+        """Of a token's keys, then of its values."""
 
     def holds(self, rows: int, length: int) -> bool:
         """Whether the memory suffices for so many sequences of `length` tokens."""
@@ -100,9 +104,9 @@ class Slots:
         self.memory[:, :, row] = 0.0
 
     def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Where tokens lie in `flat_keys`: rows (T,), positions (T,) → (T * K,)."""
+        """Where the keys, then the values, of tokens lie in `flat`: rows and positions (T,) → (T * 2K,)."""
         first = rows * (self.shape.heads * self.capacity) + positions
-        return (first[:, None] + self.head_offsets).view(-1)
+        return (first[:, None] + self._offsets).view(-1)
 
 
 @dataclass(slots=True)

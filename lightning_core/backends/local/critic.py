@@ -23,7 +23,7 @@ import torch
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic
 from lightning_core.backends.local.optimizer import Descent
-from lightning_core.backends.local.packing import PACK_TOKENS, Tensors, recompute_layers, to_tensors
+from lightning_core.backends.local.packing import Tensors, pass_tokens, recompute_layers, to_tensors
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import TrainingSettings
 from lightning_core.errors import TrainingError, UnsupportedError
@@ -162,7 +162,7 @@ class LocalCritic:
         return make_packs(
             [Trajectory("", "", "", 0.0, alone)],
             {t.key: 1.0 for t in alone},
-            pack_tokens=self._options.pack_tokens or PACK_TOKENS,
+            pack_tokens=pass_tokens(self._options.pack_tokens, self._policy.base.device),
             merge=self._options.prefix_sharing,
             branches=self._policy.shares_branches,
         )

@@ -131,7 +131,11 @@ class LlamaDecoder:
         output = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
         self._head = torch.empty(output.shape[::-1], dtype=dtype, device=device)
         self._blocks = [self._layer(weights, f"model.layers.{i}.") for i in range(self._layers)]
-        self._take_rest(weights)
+        embedding = weights["model.embed_tokens.weight"]
+        tied = output.data_ptr() == embedding.data_ptr()
+        self._embedding = self._head.t() if tied else self._own(embedding)
+        self._norm = self._own(weights["model.norm.weight"])
+        self._head.copy_(output.detach().t())
 
     @staticmethod
     def fits(network: PreTrainedModel) -> bool:
@@ -155,17 +159,17 @@ class LlamaDecoder:
         return packed_memory(self, shape, rows, slot_bytes, prefix_bytes)
 
     def refresh(self, weights: Mapping[str, torch.Tensor]) -> None:
-        for i in range(self._layers):  # one by one: there is never a second copy of all
-            self._blocks[i] = self._layer(weights, f"model.layers.{i}.")
-        self._take_rest(weights)
-
-    def _take_rest(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """In place, so that captured steps stay valid, and one by one: there is no second copy of all."""
+        for i, block in enumerate(self._blocks):
+            new = self._layer(weights, f"model.layers.{i}.")
+            for name in _Layer.__slots__:
+                if getattr(block, name) is not None:
+                    getattr(block, name).copy_(getattr(new, name))
         embedding = weights["model.embed_tokens.weight"]
-        output = weights.get("lm_head.weight", embedding)
-        self._head.copy_(output.detach().t())
-        tied = output.data_ptr() == embedding.data_ptr()
-        self._embedding = self._head.t() if tied else self._own(embedding)
-        self._norm = self._own(weights["model.norm.weight"])
+        self._head.copy_(weights.get("lm_head.weight", embedding).detach().t())
+        if self._embedding.data_ptr() != self._head.data_ptr():
+            self._embedding.copy_(embedding.detach())
+        self._norm.copy_(weights["model.norm.weight"].detach())
 
     def _own(self, *parts: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.detach() for part in parts]).to(self._dtype)
@@ -200,10 +204,10 @@ class LlamaDecoder:
         cos, sin = self._cos[positions], self._sin[positions]  # (T, 1, D)
         for index, layer in enumerate(self._blocks):
             normed = functional.rms_norm(x, self._hidden, layer.norm, self._eps)
-            x = torch.addmm(x, self._attend(index, layer, normed, cos, sin, plan), layer.out)
+            x.addmm_(self._attend(index, layer, normed, cos, sin, plan), layer.out)
             normed = functional.rms_norm(x, self._hidden, layer.post_norm, self._eps)
             gate, up = torch.mm(normed, layer.gate_up).chunk(2, -1)
-            x = torch.addmm(x, functional.silu(gate).mul_(up), layer.down)
+            x.addmm_(functional.silu(gate).mul_(up), layer.down)
         if len(keep) != len(x):
             x = x[keep]
         return torch.mm(functional.rms_norm(x, self._hidden, self._norm, self._eps), self._head)

@@ -12,9 +12,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from lightning_core.backends.chat.completion import Completion, Wakes
 from lightning_core.backends.chat.constraints import Matcher
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.decoder import Decoder
-from lightning_core.backends.local.memory import Run
+from lightning_core.backends.local.memory import Memory, Run
 from lightning_core.backends.local.rows import Rows, begun
 from lightning_core.backends.local.sampling import Draws, Sampler, hold, penalise
 from lightning_core.errors import EngineError, GatewayError
@@ -73,6 +73,11 @@ class Engine:
         self.steps = 0
         self.most_running = 0
         self._thread = threading.Thread(target=self._run, name="lightning-engine", daemon=True)
+
+    @property
+    def memory(self) -> Memory:
+        """What its rows remember."""
+        return self._rows.memory
 
     @property
     def hit_tokens(self) -> int:
@@ -144,7 +149,8 @@ class Engine:
         """Answer with new weights from the next step on; forgets all reusable prefixes. Call while held."""
 
         def take() -> None:
-            self._decoder.refresh(weights)
+            with _settled(self._device):
+                self._decoder.refresh(weights)
             self._rows.forget()
             self.policy_version = policy_version
 
@@ -152,7 +158,7 @@ class Engine:
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
-        with torch.inference_mode():
+        with _own_stream(self._device), torch.inference_mode():
             while self._open:
                 self._receive()
                 if self._open:
@@ -337,6 +343,27 @@ class Engine:
 
 def _closed() -> GatewayError:
     return GatewayError("the engine was closed while this request was in flight")
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """Kernels of this thread go before those of an update, not after them in one line."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    with _settled(device), torch.cuda.stream(stream):
+        yield
+
+
+@contextmanager
+def _settled(device: torch.device) -> Iterator[None]:
+    """What other streams have begun is done before, and what is begun within is done after."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    yield
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _follow(matcher: Matcher, token_id: int) -> EngineError | None:

@@ -6,6 +6,7 @@ Weights change only if loss and gradient are finite. A step then keeps the weigh
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import defaultdict
@@ -19,9 +20,9 @@ from lightning_core.algorithms.base import Algorithm, Entries, last_pass, mini_b
 from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packing import (
-    PACK_TOKENS,
     Tensors,
     entry_logprobs,
+    pass_tokens,
     recompute_layers,
     to_tensors,
 )
@@ -30,6 +31,10 @@ from lightning_core.backends.settings import BETAS, TrainingSettings
 from lightning_core.errors import BackendError, TrainingError
 from lightning_core.trajectories import Pack, make_packs, report_merge, trained_transitions
 from lightning_core.types import Key, Trajectory
+
+logger = logging.getLogger(__name__)
+LEAST_TOKENS = 256
+"""Tokens of a pass that no update goes below where memory runs out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,11 @@ class Descent:
 
     def step(self, learning_rate: float) -> float:
         """One step, after which the gradient is forgotten; returns its rate: the share that is due."""
-        self.steps += 1
-        rate = learning_rate * self._options.rate_share(self.steps)
+        rate = learning_rate * self._options.rate_share(self.steps + 1)
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
+        self.steps += 1
         self.zero()
         return rate
 
@@ -179,6 +184,10 @@ class Optimizer:
         self._reference: torch.nn.Module | None = None
         self._referred = False
         """Whether the reference is another than the start."""
+        self.pass_tokens = pass_tokens(options.pack_tokens, policy.base.device)
+        """Fewer once memory has run out."""
+        self.recomputes = False
+        """Whether every pass computes its layers again, since memory has run out."""
 
     def set_reference(self, source: str) -> None:
         """Take the reference weights from another model folder."""
@@ -188,16 +197,51 @@ class Optimizer:
     def update(
         self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm, version: int | None = None
     ) -> dict[str, float]:
-        """All epochs of one batch; returns metrics.
+        """All epochs of one batch; returns metrics. Where memory runs out, passes are smaller from then on.
 
         `version` is that of the weights as they are. `logprob_gap_*` are of the tokens that they sampled,
         of all if it is None, before the first step. Raises TrainingError with everything as it was before,
         BackendError if the weights are lost.
         """
+        while True:
+            try:
+                return self._update(trajectories, algorithm, version)
+            except (RuntimeError, MemoryError) as error:
+                if not _out_of_memory(error):
+                    raise
+                if not self._may_spare():
+                    raise TrainingError(
+                        f"memory ran out in a pass of {self.pass_tokens:,} tokens, which are few "
+                        "already; train with lora=LoraOptions(), give a shorter context=, or take a "
+                        f"smaller model. The weights are as they were. torch said: {error}"
+                    ) from None
+            self.descent.zero()  # outside of `except`, which keeps the tensors of the failed pass
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _may_spare(self) -> bool:
+        """Take less memory from now on; False if there is no such way left."""
+        if not self.recomputes:
+            self.recomputes = True
+            logger.warning(
+                "memory ran out in an update; its layers are computed again for their gradient now"
+            )
+            return True
+        if self.pass_tokens < 2 * LEAST_TOKENS:
+            return False
+        self.pass_tokens //= 2
+        logger.warning("memory ran out in an update; passes have %d tokens now", self.pass_tokens)
+        return True
+
+    def _update(
+        self, trajectories: tuple[Trajectory, ...], algorithm: Algorithm, version: int | None
+    ) -> dict[str, float]:
         started = time.monotonic()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         fresh = fresh_keys(trajectories, version)
         made = (
-            self._packs(part, algorithm.weigh(part), algorithm.units(part))
+            self.packs(part, algorithm.weigh(part), algorithm.units(part))
             for part in mini_batches(trajectories, algorithm)
         )
         parts = [packs for packs in made if packs]
@@ -228,16 +272,23 @@ class Optimizer:
         tokens = float(sum(len(pack.targets) for pack in packs))
         seconds = time.monotonic() - started
         metrics["half_precision"] = float(self._bfloat16)
+        if self._device.type == "cuda":
+            metrics["gpu_memory_gib"] = torch.cuda.max_memory_allocated(self._device) / (1 << 30)
         return {**metrics, "tokens": tokens, **report.metrics(), "update_seconds": seconds}
 
-    def _packs(
+    @property
+    def network(self) -> torch.nn.Module:
+        """The policy's, with what is trained of it."""
+        return self._policy.network
+
+    def packs(
         self, trajectories: Sequence[Trajectory], weights: Mapping[Key, float], units: Mapping[Key, int]
     ) -> list[Pack]:
         o = self._options
         return make_packs(
             trajectories,
             weights,
-            pack_tokens=o.pack_tokens or PACK_TOKENS,
+            pack_tokens=self.pass_tokens,
             units=units,
             merge=o.prefix_sharing,
             branches=self._policy.shares_branches,
@@ -247,7 +298,7 @@ class Optimizer:
         """The present policy's log-probability of each sampled token, for each trained transition in turn."""
         keys = [t.key for t in trained_transitions(trajectories)]
         found: dict[Key, list[float]] = {key: [] for key in keys}
-        packs = self._packs(trajectories, dict.fromkeys(keys, 1.0), {})
+        packs = self.packs(trajectories, dict.fromkeys(keys, 1.0), {})
         for pack, logprobs in zip(packs, self._logprobs(packs), strict=True):
             for index, logprob in zip(pack.sequences.tolist(), logprobs.tolist(), strict=True):
                 found[pack.keys[index]].append(logprob)
@@ -306,7 +357,8 @@ class Optimizer:
         gap, old, count = Gap(), 0.0, 0
         for place, pack in enumerate(packs):
             began, tensors = None if proximal is None else proximal[place], self._tensors(pack)
-            recompute_layers(self._policy.network, self._policy.must_recompute(tensors.plan))
+            again = self.recomputes or self._policy.must_recompute(tensors.plan)
+            recompute_layers(self._policy.network, again)
             entries, loss, metrics = self._loss(tensors, algorithm, began)
             torch.autograd.backward(loss)
             for name, value in {"loss": loss, **metrics}.items():
@@ -374,6 +426,11 @@ def fresh_keys(trajectories: Sequence[Trajectory], version: int | None) -> froze
     if version is None:
         return None
     return frozenset(t.key for each in trajectories for t in each.transitions if t.policy_version == version)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: a GPU's, or this machine's, for which torch has no class of its own."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _seen(pack: Pack, fresh: frozenset[Key] | None) -> torch.Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -11,6 +13,11 @@ from torch.nn import functional
 from lightning_core.backends.local.attention import Call, Form, Plan, Sees, weights
 from lightning_core.backends.local.cache import Prefixes, Shape, Slots
 from lightning_core.backends.local.memory import Run
+
+logger = logging.getLogger(__name__)
+Work = Callable[[], torch.Tensor]
+Capture = Callable[[Work], Work]
+"""Makes of work what does it again, with the same tensors, on what is in them by then."""
 
 
 class PackedDecoder(Protocol):
@@ -27,8 +34,11 @@ class PackedMemory:
 
     whole = False
 
-    def __init__(self, decoder: PackedDecoder, slots: Slots, prefixes: Prefixes) -> None:
-        self._decoder, self.slots, self.prefixes = decoder, slots, prefixes
+    def __init__(
+        self, decoder: PackedDecoder, slots: Slots, prefixes: Prefixes, steps: DecodeSteps | None
+    ) -> None:
+        """`steps` takes the steps without prompts, where given."""
+        self.decoder, self.slots, self.prefixes, self.steps = decoder, slots, prefixes, steps
         self.holds, self.reserve, self.shrink = slots.holds, slots.reserve, slots.shrink
         self.move, self.find = slots.move, prefixes.find
 
@@ -59,9 +69,13 @@ class PackedMemory:
         """A step writes the same places again, so nothing is lost."""
 
     def logits(self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+        if not runs and self.steps is not None:
+            logits = self.steps.logits(tokens, lengths)
+            if logits is not None:
+                return logits
         device = self.slots.shape.device
-        plan = StepPlan(self.slots, lengths, runs)
-        return self._decoder.logits(
+        plan = step_plan(self.slots, lengths, runs)
+        return self.decoder.logits(
             torch.tensor(tokens, device=device),
             plan.positions,
             plan,
@@ -74,7 +88,8 @@ def packed_memory(
 ) -> PackedMemory:
     """Empty, for at most `rows` rows."""
     slots, prefixes = Slots(shape, rows, max_bytes=slot_bytes), Prefixes(shape, max_bytes=prefix_bytes)
-    return PackedMemory(decoder, slots, prefixes)
+    steps = DecodeSteps(decoder, slots, Graphs(shape.device)) if shape.device.type == "cuda" else None
+    return PackedMemory(decoder, slots, prefixes, steps)
 
 
 class StepPlan:
@@ -85,22 +100,19 @@ class StepPlan:
     row, as far as the layer's window goes.
     """
 
-    def __init__(self, slots: Slots, lengths: list[int], runs: list[Run]) -> None:
-        """`lengths[i]` is the number of tokens in row i before this step, for the B decoding rows."""
-        self._slots, self._decoding, self._runs = slots, len(lengths), runs
+    def __init__(
+        self, slots: Slots, rows: torch.Tensor, positions: torch.Tensor, longest: int, runs: list[Run]
+    ) -> None:
+        """Rows and positions (T,) of the tokens; no decoding row has more than `longest` tokens with its new
+        one."""
+        self._slots, self._rows, self._longest, self._runs = slots, rows, longest, runs
+        self._decoding = len(rows) - sum(run.count for run in runs)
         self._device, self._dtype = slots.shape.device, slots.shape.dtype
-        rows = list(range(len(lengths)))
-        positions = list(lengths)
-        for run in runs:
-            rows += [run.row] * run.count
-            positions += range(run.start, run.start + run.count)
-        self.positions = torch.tensor(positions, device=self._device)
-        self._rows = torch.tensor(rows, device=self._device)
-        self._places = slots.places(self._rows, self.positions)
-        self._longest = max(lengths, default=0) + 1
+        self.positions = positions
+        self._places = slots.places(rows, positions)
         self._calls = iter(slots.shape.calls)
-        self._biases: dict[Sees | None, torch.Tensor] = {}
-        """(B, 1, longest)"""
+        self._biases: dict[tuple[Sees | None, int], torch.Tensor] = {}
+        """(B K, 1, longest) for so many key heads K."""
         self._masks: dict[Sees | None, list[torch.Tensor | None]] = {}
         """Masks of each run."""
 
@@ -126,8 +138,8 @@ class StepPlan:
         slots, shape = self._slots, self._slots.shape
         keys, values = slots.keys[call.slot], slots.values[call.slot]
         if (call.heads, call.key_size, call.value_size) == (shape.heads, shape.size, shape.size):
-            slots.flat_keys[call.slot].index_copy_(0, self._places, key.reshape(-1, shape.size))
-            slots.flat_values[call.slot].index_copy_(0, self._places, value.reshape(-1, shape.size))
+            both = torch.cat((key, value), 1).view(-1, shape.size)
+            slots.flat[call.slot].index_copy_(0, self._places, both)
             return keys, values
         keys = keys[:, : call.heads, :, : call.key_size]
         values = values[:, : call.heads, :, : call.value_size]
@@ -145,14 +157,13 @@ class StepPlan:
     ) -> torch.Tensor:
         rows, heads, size = query.shape
         kv_heads = keys.shape[1]
-        if sees not in self._biases:
-            self._biases[sees] = self._bias(sees)
+        if (sees, kv_heads) not in self._biases:
+            self._biases[sees, kv_heads] = self._bias(sees).repeat_interleave(kv_heads, 0)
         keys = keys[:rows].flatten(0, 1)[:, : self._longest]
         values = values[:rows].flatten(0, 1)[:, : self._longest]
         grouped = query.reshape(rows * kv_heads, heads // kv_heads, size)
-        bias = self._biases[sees].repeat_interleave(kv_heads, 0)
         sinks = None if form.sinks is None else form.sinks.view(kv_heads, -1, 1).repeat(rows, 1, 1)
-        seen = weights(grouped, keys, bias, form, sinks)
+        seen = weights(grouped, keys, self._biases[sees, kv_heads], form, sinks)
         return torch.bmm(seen, values).view(rows, heads, -1)
 
     def _bias(self, sees: Sees | None) -> torch.Tensor:
@@ -162,6 +173,110 @@ class StepPlan:
             hidden |= ~sees(own, places)
         bias = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return bias.masked_fill_(hidden, float("-inf"))[:, None]
+
+
+def step_plan(slots: Slots, lengths: list[int], runs: list[Run]) -> StepPlan:
+    """The plan of a step, before which each of the B decoding rows has so many tokens."""
+    rows, positions = list(range(len(lengths))), list(lengths)
+    for run in runs:
+        rows += [run.row] * run.count
+        positions += range(run.start, run.start + run.count)
+    placed = torch.tensor([rows, positions], device=slots.shape.device)
+    return StepPlan(slots, placed[0], placed[1], max(lengths, default=0) + 1, runs)
+
+
+class DecodeSteps:
+    """Steps that only decode, of a few fixed sizes, each captured once and replayed from then on.
+
+    A step of a small network starts hundreds of kernels that compute for microseconds, so starting them takes
+    most of the time; a CUDA graph starts all at once. It keeps shapes and addresses, so a step is rounded up:
+    rows that are not in use decode a token of no meaning at their beginning, which their next reply replaces.
+    """
+
+    def __init__(self, decoder: PackedDecoder, slots: Slots, capture: Capture) -> None:
+        self._decoder, self._slots, self._capture = decoder, slots, capture
+        self._made: dict[tuple[int, int], tuple[torch.Tensor, Work]] = {}
+        """For so many rows of at most so many tokens: tokens and lengths (2, B), and the step."""
+        self._memory: torch.Tensor | None = slots.memory
+        """The slots that the steps were made on; None: steps can't be captured here."""
+
+    def logits(self, tokens: list[int], lengths: list[int]) -> torch.Tensor | None:
+        """Next-token logits (B, V) of the first B rows, valid until the next call; None if steps can't be
+        captured here."""
+        if self._memory is None:
+            return None
+        if self._memory is not self._slots.memory:  # rows have got longer or shorter
+            self._made.clear()
+            self._memory = self._slots.memory
+        sizes = self._sizes(len(tokens), max(lengths) + 1)
+        spare = [0] * (sizes[0] - len(tokens))
+        given = torch.tensor([tokens + spare, lengths + spare])
+        if sizes not in self._made:
+            try:
+                self._made[sizes] = self._make(given, sizes[1])
+            except Exception:  # boundary: whatever a network does that can't be captured
+                logger.warning("decoding steps can't be captured as CUDA graphs here", exc_info=True)
+                self._memory = None
+                self._made.clear()
+                return None
+        inputs, step = self._made[sizes]
+        inputs.copy_(given)
+        return step()[: len(tokens)]
+
+    def _sizes(self, rows: int, length: int) -> tuple[int, int]:
+        """Rounded up by at most a fourth, where they are not small."""
+        return min(self._slots.rows, _rounded(rows, 1)), min(self._slots.capacity, _rounded(length, 64))
+
+    def _make(self, given: torch.Tensor, longest: int) -> tuple[torch.Tensor, Work]:
+        slots = self._slots
+        inputs = given.to(slots.shape.device)
+        rows = torch.arange(inputs.shape[1], device=inputs.device)
+
+        def step() -> torch.Tensor:
+            plan = StepPlan(slots, rows, inputs[1], longest, [])
+            return self._decoder.logits(inputs[0], inputs[1], plan, rows)
+
+        return inputs, self._capture(step)
+
+
+def _rounded(count: int, least: int) -> int:
+    """Up to the next of four sizes between powers of two, and to a multiple of `least`."""
+    unit = max(least, 1 << max(0, (count - 1).bit_length() - 3))
+    return -(-count // unit) * unit
+
+
+class Graphs:
+    """Captures work as CUDA graphs, which share their memory: one is done before the next is begun."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, work: Work) -> Work:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+        present = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(present)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            work()  # libraries take what they need before the capture
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                out = work()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        present.wait_stream(self._stream)
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return out
+
+        return replay
 
 
 def _prefill(

@@ -12,20 +12,22 @@ import numpy as np
 import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lightning_core.backends.chat.constraints import Grammars, Words
 from lightning_core.backends.local.attention import Form, Sees, network_logits, packed, takes_plans, weights
-from lightning_core.backends.local.model import network_below
+from lightning_core.backends.local.kernel import Flex, Heads, TreeKernel, compiled
+from lightning_core.backends.local.model import FAMILIES, network_below, parameter_count
 from lightning_core.backends.local.sampling import mask_logits
+from lightning_core.backends.settings import SMALL
 from lightning_core.trajectories import Ints, Pack
 
 LOGITS_BYTES = 1 << 26
 """Most that the logits of one part of a pass take; they are made again for the gradient, part by part. A pass
 over 2,048 tokens of a vocabulary of 49 thousand would keep four times 400 MB otherwise."""
 PACK_TOKENS = 2048
-"""Tokens of a forward pass where the settings name none."""
+"""Tokens of a forward pass where the settings name none; on a GPU four times as many."""
 WASTE = 1.25
 """How many times the tokens of its sequences a padded batch may take."""
 BATCH_TOKENS = 2048
@@ -45,6 +47,16 @@ class _Chunk:
     """
 
 
+def pass_tokens(asked: int | None, device: torch.device) -> int:
+    """Tokens of a forward pass, where so many are asked for."""
+    return asked or PACK_TOKENS * (4 if device.type == "cuda" else 1)
+
+
+def logits_bytes(device: torch.device) -> int:
+    """Most that the logits of one part of a pass take."""
+    return LOGITS_BYTES * (8 if device.type == "cuda" else 1)
+
+
 class PassPlan(Protocol):
     """How a pack of T tokens goes through a network."""
 
@@ -54,7 +66,7 @@ class PassPlan(Protocol):
 
     @property
     def pairs(self) -> int:
-        """Pairs of tokens whose attention is computed."""
+        """Pairs of tokens whose scores are kept for the gradient."""
 
     def hidden(
         self, trunk: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
@@ -70,31 +82,51 @@ class PassPlan(Protocol):
 
 def make_plan(network: PreTrainedModel, ends: torch.Tensor) -> PassPlan:
     """The plan for a pack with these `ends` (T,): a tree where the network takes its attention from plans."""
-    return TreePlan(ends, torch.float32) if takes_plans(network) else SequencePlan(ends)
+    if not takes_plans(network):
+        return SequencePlan(ends)
+    sizes = kernel_heads(network.config, ends.device, parameter_count(network))
+    return TreePlan(ends, torch.float32, None if sizes is None else compiled(sizes))
+
+
+def kernel_heads(config: PreTrainedConfig, device: torch.device, parameters: int) -> Heads | None:
+    """Sizes for the compiled attention; None for a network that takes plain products.
+
+    To compile takes half a minute the first time on a machine, which small models do not pay back.
+    """
+    if device.type != "cuda" or parameters < SMALL or config.model_type not in FAMILIES:
+        return None
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Heads(heads, config.num_key_value_heads, size)
 
 
 class TreePlan:
     """Attention over a pack of T tokens in depth-first order (`PassPlan`, `attention.Plan`).
 
-    Plain products and a softmax on exact sub-blocks: on a CPU this is faster, backward above all, than masked
-    fused attention over all T * T pairs, most of which are not in one branch. A window is measured along a
-    token's own branch.
+    On a GPU one kernel (`kernel`), elsewhere plain products and a softmax on exact sub-blocks: on a CPU this
+    is faster, backward above all, than masked fused attention over all T * T pairs, most of which are not in
+    one branch. A window is measured along a token's own branch.
     """
 
-    def __init__(self, ends: torch.Tensor, dtype: torch.dtype) -> None:
-        """`ends` (T,) as in `Pack`."""
+    def __init__(self, ends: torch.Tensor, dtype: torch.dtype, flex: Flex | None = None) -> None:
+        """`ends` (T,) as in `Pack`; `flex` computes what it can in place of chunks."""
         self.tokens, self._ends, self._dtype = len(ends), ends, dtype
         places = torch.arange(len(ends), device=ends.device)
         self._depths = places - torch.searchsorted(ends.sort().values, places, right=True)
         """(T,) position of each token in its sequence."""
         self._chunks: dict[tuple[Sees | None, int], list[_Chunk]] = {}
+        self._kernel = None if flex is None else TreeKernel(ends, self._depths, flex)
 
     @property
     def pairs(self) -> int:
-        """Pairs of tokens whose attention is computed, where all before a token are seen."""
+        """Pairs of tokens whose scores are kept, where all before a token are seen."""
+        if self._kernel is not None:
+            return self.tokens
         return sum(chunk.bias.numel() for chunk in self._find(None, 1))
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
+        if self._kernel is not None and self._kernel.takes(query, form):
+            return self._kernel.attend(query, key, value, form)
         heads, size = query.shape[1:]
         kv_heads = key.shape[1]
         groups = heads // kv_heads
@@ -329,7 +361,7 @@ def entry_logprobs(network: torch.nn.Module, pack: Tensors) -> torch.Tensor:
     """(E,) log-probability of each entry's token under `network`, at the entry's temperature and among the
     tokens that its mask left. Where that was one token it is 0, and so is its gradient."""
     count, base = len(pack.keep), network_below(network)
-    size = max(1, LOGITS_BYTES // (4 * base.config.vocab_size))
+    size = max(1, logits_bytes(pack.tokens.device) // (4 * base.config.vocab_size))
     if count <= size or not _head_is_plain(network, pack.tokens[:2]):
         logits = pack.plan.logits(network, pack.tokens, pack.positions, pack.keep)
         return _chosen(logits, pack, slice(0, count), torch.arange(len(pack.rows), device=pack.rows.device))
@@ -355,6 +387,8 @@ def _head_is_plain(network: torch.nn.Module, tokens: torch.Tensor) -> bool:
     Two tokens show what scales them. They may be too small to show a softcap, which is looked up.
     """
     base, places = network_below(network), torch.arange(len(tokens), device=tokens.device)
+    if base.config.model_type in FAMILIES:
+        return True
     if any("softcap" in name and value for name, value in base.config.to_dict().items()):
         return False
     plan = make_plan(base, torch.full_like(tokens, len(tokens)))
