@@ -79,7 +79,7 @@ class TrainingSettings:
     max_grad_norm: float = 1.0
     pack_tokens: int | None = None
     """Tokens of a forward pass, on each GPU; the memory it takes grows with them. None: 2,048 in the local
-    backend; 16,384 in verl's, and never less than the context."""
+    backend, 8,192 on a GPU; 16,384 in verl's, and never less than the context."""
     prefix_sharing: bool = field(default=True, init=False)
     """Train shared prefixes once. Off only to compare: it changes no gradient."""
 

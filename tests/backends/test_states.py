@@ -210,9 +210,9 @@ def test_gradients_are_those_of_plain_passes_over_each_sequence(
     batch, algorithm = interleaved(5), Reinforce()
     loss, wanted = by_transformers(tmp_path, batch, algorithm)
     policy, optimizer = make_optimizer(tmp_path, pack_tokens=200)
-    packs = optimizer._packs(batch, algorithm.weigh(batch), {})
+    packs = optimizer.packs(batch, algorithm.weigh(batch), {})
     for recompute in (False, True):
-        policy.must_recompute = lambda plan, own=recompute: own  # type: ignore[method-assign]
+        policy.must_recompute = lambda plan, own=recompute, **_: own  # type: ignore[method-assign]
         metrics = optimizer.accumulate(packs, algorithm)
         assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
         assert apart(gradients(policy), wanted) < 1e-4

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.one_gpu.__main__ import SLOTS
+from benchmarks.one_gpu.plans import lines
 from benchmarks.one_gpu.table import markdown
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +46,9 @@ def test_a_part_that_has_no_time_or_fails_does_not_end_the_rest(tmp_path: Path) 
     assert ended.returncode == 1
     assert [part["status"] for part in parts.values()] == ["failed with status 1"] * 2
     assert "there is no CUDA device here" in markdown(tmp_path)
+
+
+def test_the_page_shows_what_the_dry_run_estimates() -> None:
+    page = (ROOT / "docs" / "one-gpu.md").read_text()
+    shown = page.partition("<!-- plans -->\n")[2].partition("<!-- end of plans -->")[0]
+    assert shown.splitlines() == list(lines())

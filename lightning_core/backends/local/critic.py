@@ -131,7 +131,8 @@ class LocalCritic:
         total = 0.0
         for pack in packs:
             tensors = self._tensors(pack)
-            recompute_layers(network, self._policy.must_recompute(tensors.plan))
+            again = self._policy.must_recompute(tensors.plan, bfloat16=self._bfloat16)
+            recompute_layers(network, again)
             values = network(tensors)
             entries = [states[key] for key in pack.keys]
             targets = values.new_tensor([t.target for t in entries])

@@ -357,7 +357,7 @@ class Optimizer:
         gap, old, count = Gap(), 0.0, 0
         for place, pack in enumerate(packs):
             began, tensors = None if proximal is None else proximal[place], self._tensors(pack)
-            again = self.recomputes or self._policy.must_recompute(tensors.plan)
+            again = self.recomputes or self._policy.must_recompute(tensors.plan, bfloat16=self._bfloat16)
             recompute_layers(self._policy.network, again)
             entries, loss, metrics = self._loss(tensors, algorithm, began)
             torch.autograd.backward(loss)

@@ -54,7 +54,7 @@ def pass_tokens(asked: int | None, device: torch.device) -> int:
 
 def logits_bytes(device: torch.device) -> int:
     """Most that the logits of one part of a pass take."""
-    return LOGITS_BYTES * (8 if device.type == "cuda" else 1)
+    return LOGITS_BYTES * (4 if device.type == "cuda" else 1)
 
 
 class PassPlan(Protocol):
@@ -89,15 +89,18 @@ def make_plan(network: PreTrainedModel, ends: torch.Tensor) -> PassPlan:
 
 
 def kernel_heads(config: PreTrainedConfig, device: torch.device, parameters: int) -> Heads | None:
-    """Sizes for the compiled attention; None for a network that takes plain products.
-
-    To compile takes half a minute the first time on a machine, which small models do not pay back.
-    """
-    if device.type != "cuda" or parameters < SMALL or config.model_type not in FAMILIES:
+    """Sizes for the compiled attention; None for a network that takes plain products."""
+    if not has_kernel(device, parameters, config.model_type):
         return None
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Heads(heads, config.num_key_value_heads, size)
+
+
+def has_kernel(device: torch.device, parameters: int, family: str) -> bool:
+    """Whether attention of such a network is compiled. That takes half a minute the first time on a machine,
+    which small models do not pay back."""
+    return device.type == "cuda" and parameters >= SMALL and family in FAMILIES
 
 
 class TreePlan:

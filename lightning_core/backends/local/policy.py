@@ -16,31 +16,41 @@ from transformers.pytorch_utils import Conv1D
 
 from lightning_core.backends.local.attention import takes_plans
 from lightning_core.backends.local.model import Model, memory_bytes, parameter_count
-from lightning_core.backends.local.packing import PassPlan, kept_bytes, make_plan, recompute_layers
+from lightning_core.backends.local.packing import (
+    PassPlan,
+    kept_bytes,
+    logits_bytes,
+    make_plan,
+    recompute_layers,
+)
 from lightning_core.backends.preflight import ModelSize, read_size
 from lightning_core.backends.settings import LoraOptions, default_critic_rate, default_learning_rate
 from lightning_core.errors import ConfigError, TrainingError
 
-WIDE = 4
-"""Bytes of a number in float32. In bfloat16 activations take half of what is said here."""
+WIDE, HALF = 4, 2
+"""Bytes of a number in float32 and in bfloat16."""
 
 TRIED_TOKENS = 128
 """Tokens of the pass in which layers with state are measured."""
 
 
-def pass_bytes(size: ModelSize, tokens: int, pairs: int) -> int:
-    """Activations of a pass with so many pairs of tokens in attention; nothing is computed again."""
-    return size.layers * (size.layer_bytes(tokens, WIDE) + WIDE * size.heads * pairs)
+def pass_bytes(size: ModelSize, tokens: int, pairs: int, number: int = WIDE) -> int:
+    """Activations of a pass with so many pairs of tokens in attention; nothing is computed again. In bfloat16
+    the pass keeps its copy of the weights too."""
+    copied = number * size.layer if number == HALF else 0
+    return size.layers * (size.layer_bytes(tokens, number) + number * size.heads * pairs + copied)
 
 
-def activation_room(size: ModelSize, lora: LoraOptions | None, memory: int, copies: int) -> int:
+def activation_room(
+    size: ModelSize, lora: LoraOptions | None, memory: int, copies: int, number: int = WIDE, logits: int = 0
+) -> int:
     """Bytes of the memory that activations may take.
 
     A quarter is left for replies, their prefixes and the app, and a GiB for the libraries. Weights, the
-    engine's copy, further `copies`, gradients and Adam's two moments take their part first.
+    engine's copy, further `copies`, gradients, Adam's two moments and `logits` take their part first.
     """
-    state = WIDE * ((2 + copies) * size.parameters + 3 * size.trained(lora))
-    return max(0, memory - memory // 4 - (1 << 30) - state)
+    state = WIDE * ((1 + copies) * size.parameters + 3 * size.trained(lora)) + number * size.parameters
+    return max(0, memory - memory // 4 - (1 << 30) - logits - state)
 
 
 class Policy:
@@ -71,10 +81,13 @@ class Policy:
         if self.closing.is_set():
             raise TrainingError("the run was stopped in the middle of an update, which was given up")
 
-    def must_recompute(self, plan: PassPlan) -> bool:
+    def must_recompute(self, plan: PassPlan, *, bfloat16: bool = False) -> bool:
         """Whether the memory has no room for all activations of such a pass."""
-        room = activation_room(self._size, self.lora, memory_bytes(self.base.device), self.copies)
-        return self._wider * pass_bytes(self._size, plan.tokens, plan.pairs) > room
+        number = HALF if bfloat16 else WIDE
+        device = self.base.device
+        logits = 4 * logits_bytes(device) if device.type == "cuda" else 0
+        room = activation_room(self._size, self.lora, memory_bytes(device), self.copies, number, logits)
+        return self._wider * pass_bytes(self._size, plan.tokens, plan.pairs, number) > room
 
     @property
     def shares_branches(self) -> bool:

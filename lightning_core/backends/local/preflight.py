@@ -1,6 +1,7 @@
 """The plan of a run in this process, from the model's configuration alone.
 
-Memory, in bytes, beside what `backends.preflight` says of training, with P parameters and b = 4:
+Memory, in bytes, beside what `backends.preflight` says of training, with P parameters, and b = 4, or 2 on a
+GPU, where large models are computed in bfloat16:
 
     engine       b P        its own copy of the weights
     replies      2 b k L    keys and values of each token; at most an eighth of the memory
@@ -9,21 +10,28 @@ Memory, in bytes, beside what `backends.preflight` says of training, with P para
                  (1.1 to 3.6 times in Qwen3.5, LFM2 and Falcon-H1 of 2 M and 16 M parameters)
     reference    4 P, a critic 16 P, where an algorithm has one
 
+    prefixes     2 b k tokens, 131,072 at most, and a sixteenth of the memory at most
+    weights      2 P            on a GPU a pass keeps its copy of them in bfloat16
+    CUDA         1 GiB          for the driver and the libraries: a guess
+
 A pass whose activations and scores have no room keeps the input of each layer, and one layer is computed
-again at a time. An upper bound: in bfloat16, which is chosen by measuring, the engine and a pass take half.
+again at a time. Where attention is compiled no scores are kept. An upper bound: a model whose
+log-probabilities bfloat16 moves too far is computed in float32, which takes twice that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+import torch
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.local.model import FAMILIES, memory_bytes, pick_device
-from lightning_core.backends.local.packing import LOGITS_BYTES, PACK_TOKENS
-from lightning_core.backends.local.policy import WIDE, activation_room, pass_bytes
-from lightning_core.backends.local.versions import LocalSettings
+from lightning_core.backends.local.packing import has_kernel, logits_bytes, pass_tokens
+from lightning_core.backends.local.policy import HALF, WIDE, activation_room, pass_bytes
+from lightning_core.backends.local.versions import PREFIX_TOKENS, LocalSettings
 from lightning_core.backends.preflight import (
     DEFAULT_CONTEXT,
     MemoryEstimate,
@@ -33,12 +41,14 @@ from lightning_core.backends.preflight import (
     TrainingMemory,
     check_memory,
     check_weights,
+    gib,
     measure,
     training_memory,
 )
-from lightning_core.backends.settings import LoraOptions, default_learning_rate
+from lightning_core.backends.settings import SMALL, LoraOptions, default_learning_rate
 
 WHERE = "this process"
+CUDA_BYTES = 1 << 30
 STATE_LAYERS = 4
 """How many times the activations of attention layers those with state keep, at most."""
 
@@ -48,52 +58,92 @@ def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPla
     size = measure(settings.model, settings.context, most=DEFAULT_CONTEXT)
     check_weights(settings.model)
     device = pick_device(settings.device)
-    memory = memory_bytes(device)
+    card = Card(device, memory_bytes(device))
     rate = settings.learning_rate or default_learning_rate(size.parameters, settings.lora)
-    tokens = settings.pack_tokens or PACK_TOKENS
-    training = _training(settings, size, algorithms, memory)
+    tokens = pass_tokens(settings.pack_tokens, device)
+    training = _training(settings, size, algorithms, card)
     facts = (
         *size.facts(settings.lora),
         ("machine", f"{WHERE}, on {device.type}; {settings.max_batch} replies at a time"),
         ("memory to train", str(training)),
+        *((("memory to serve", serving(settings, size, card)),) if device.type == "cuda" else ()),
         ("learning rate", f"{rate:.3g} after {settings.warmup_steps} steps"),
         ("a pass", f"{tokens:,} tokens"),
     )
     others = (
-        (text, _estimate(changed, size, algorithms, memory)) for text, changed in _changes(settings, size)
+        (text, estimate(changed, size, algorithms, card))
+        for text, changed in _changes(settings, size, tokens)
     )
-    check = check_memory(size, WHERE, _estimate(settings, size, algorithms, memory), others)
+    check = check_memory(size, WHERE, estimate(settings, size, algorithms, card), others)
     return RunPlan(facts, (check,), size.disk(settings.lora))
 
 
-def _estimate(
-    settings: LocalSettings, size: ModelSize, algorithms: Sequence[Algorithm], memory: int
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a run computes on."""
+
+    device: torch.device
+    memory: int
+    """Bytes, free or not."""
+
+    def number(self, settings: LocalSettings, size: ModelSize) -> int:
+        """Bytes of a number in the engine and in a pass: `tuning` takes bfloat16 by the same rule, where it
+        is exact enough."""
+        half = self.device.type != "cpu" and size.parameters >= SMALL
+        return HALF if settings.dtype == "bfloat16" or (settings.dtype == "auto" and half) else WIDE
+
+
+def estimate(
+    settings: LocalSettings, size: ModelSize, algorithms: Sequence[Algorithm], card: Card
 ) -> MemoryEstimate:
+    """The most that is there at the same time."""
+    need = _training(settings, size, algorithms, card).peak
+    need += WIDE * _copies(algorithms) * size.parameters + sum(_serving(settings, size, card))
+    if card.device.type == "cuda":
+        need += CUDA_BYTES
+    return MemoryEstimate((MemoryUse("memory", need, card.memory),))
+
+
+def serving(settings: LocalSettings, size: ModelSize, card: Card) -> str:
+    """What the engine takes, in words."""
+    weights, replies, prefixes = _serving(settings, size, card)
+    return f"weights {gib(weights)}, replies {gib(replies)} at most, their prefixes {gib(prefixes)}"
+
+
+def _serving(settings: LocalSettings, size: ModelSize, card: Card) -> tuple[int, int, int]:
+    """Bytes of the engine's weights, of replies in flight at most, and of reusable prefixes."""
+    number = card.number(settings, size)
     context = min(size.context, settings.context or size.context)
-    cache = 2 * WIDE * size.keys * size.layers
-    need = _training(settings, size, algorithms, memory).peak
-    need += WIDE * (1 + _copies(algorithms)) * size.parameters
-    replies = settings.max_batch * context * cache
-    need += memory // 8 if size.states else min(memory // 8, replies)
-    return MemoryEstimate((MemoryUse("memory", need, memory),))
+    token = 2 * number * size.keys * size.layers
+    replies = card.memory // 8
+    if not size.states:
+        replies = min(replies, settings.max_batch * context * token)
+    prefixes = min(card.memory // 16, PREFIX_TOKENS * token) if card.device.type == "cuda" else 0
+    return number * size.parameters, replies, prefixes
 
 
 def _training(
-    settings: LocalSettings, size: ModelSize, algorithms: Sequence[Algorithm], memory: int
+    settings: LocalSettings, size: ModelSize, algorithms: Sequence[Algorithm], card: Card
 ) -> TrainingMemory:
     """With as many activations as there is room for, or those that are least."""
     context = min(size.context, settings.context or size.context)
-    tokens = max(settings.pack_tokens or PACK_TOKENS, context)
-    pairs = tokens**2 // 2
-    least = training_memory(size, settings.lora, tokens=tokens, number=WIDE, checkpoints=True)
-    room = activation_room(size, settings.lora, memory, _copies(algorithms))
+    tokens = max(pass_tokens(settings.pack_tokens, card.device), context)
+    number = card.number(settings, size)
+    compiled = number == HALF and has_kernel(card.device, size.parameters, size.architecture)
+    pairs = tokens if compiled else tokens**2 // 2
+    least = training_memory(size, settings.lora, tokens=tokens, number=number, checkpoints=True)
+    logits = 4 * logits_bytes(card.device) if size.architecture in FAMILIES else least.logits
+    logits = min(least.logits, logits)
+    apart = logits if card.device.type == "cuda" else 0
+    room = activation_room(size, settings.lora, card.memory, _copies(algorithms), number, apart)
     more = STATE_LAYERS - 1 if size.states else 0
-    spared = least.activations + more * least.layer + WIDE * size.heads * pairs
-    logits = 4 * LOGITS_BYTES if size.architecture in FAMILIES else least.logits
+    spared = least.activations + more * least.layer + number * size.heads * pairs
+    if number == HALF:  # layers' inputs are float32
+        spared += HALF * tokens * size.hidden * size.layers + HALF * size.layer
     return replace(
         least,
-        activations=min((1 + more) * pass_bytes(size, tokens, pairs), max(room, spared)),
-        logits=min(least.logits, logits),
+        activations=min((1 + more) * pass_bytes(size, tokens, pairs, number), max(room, spared)),
+        logits=logits,
     )
 
 
@@ -102,9 +152,9 @@ def _copies(algorithms: Sequence[Algorithm]) -> int:
     return any(each.needs_reference for each in algorithms) + 4 * any(each.critic for each in algorithms)
 
 
-def _changes(settings: LocalSettings, size: ModelSize) -> Iterator[tuple[str, LocalSettings]]:
+def _changes(settings: LocalSettings, size: ModelSize, tokens: int) -> Iterator[tuple[str, LocalSettings]]:
     """Settings that people turn to make a model fit, with how that is written."""
-    tokens, half = settings.pack_tokens or PACK_TOKENS, max(256, size.context // 2)
+    half = max(256, size.context // 2)
     plain: dict[str, Any] = {
         each.name: getattr(settings, each.name) for each in fields(LocalSettings) if each.init
     }
