@@ -51,6 +51,7 @@ from lightning_core.errors import ApiError
 from lightning_core.types import Choice, Sampling
 from lightning_core.upstream import ChatRequest, Constraint, Delta
 
+_ALL_REPLIES: Final = "every reply is recorded, so ask for n of them and choose"
 OPTIONS: Final = Options(
     honoured("prompt", "model", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "logprobs"),
     STREAMING,
@@ -61,7 +62,7 @@ OPTIONS: Final = Options(
     LABELS,
     RESHAPING,
     refused("the prompt is not repeated; put it before the reply yourself", echo=(False,)),
-    refused("every reply is recorded; ask for n of them and choose", best_of=(1,)),
+    honoured("best_of", note=f"as `n`; another number is refused: {_ALL_REPLIES}"),
     ignored("a raw prompt has no chat template to add to", "add_special_tokens"),
     refused("nothing can be written before a given end; leave it out", suffix=("",)),
 )
@@ -89,7 +90,7 @@ class Completions(Dialect):
         chat = ChatRequest(
             messages=[],
             prompt=_prompt(body.get("prompt")),
-            n=integer(body, "n", 1, MOST_CHOICES) or 1,
+            n=_count(body),
             max_tokens=integer(body, "max_tokens", 1) or _MAX_TOKENS,
             temperature=temperature,
             top_p=top_p,
@@ -154,6 +155,15 @@ class Completions(Dialect):
             choice(part.get("index") or 0, part.get("finish_reason"), assistant(part.get("text"), []))
             for part in reply.get("choices") or ()
         ]
+
+
+def _count(body: Json) -> int:
+    """How many replies are asked for."""
+    count = integer(body, "n", 1, MOST_CHOICES) or 1
+    best = integer(body, "best_of", 1)
+    if best not in (None, 1, count):
+        raise unsupported("best_of", f"best_of = {best} is not supported here: {_ALL_REPLIES}")
+    return count
 
 
 def _prompt(value: Any) -> str | list[int]:
