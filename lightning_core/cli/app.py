@@ -61,7 +61,7 @@ app.command()(asking.whatif)
 app.command()(asking.report)
 app.command()(serving.console)
 app.command()(runs.alerts)
-app.command()(runs.export)
+app.command()(runs.sync)
 app.command()(runs.plugins)
 
 

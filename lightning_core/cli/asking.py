@@ -164,6 +164,6 @@ def report(run: _Run) -> None:
 
     agentlightning report runs/demo
     """
-    from lightning_core.console.export import write_report
+    from lightning_core.console.saving import write_report
 
     say(f"wrote {write_report(run, load_plugins())}")

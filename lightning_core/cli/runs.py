@@ -1,4 +1,4 @@
-"""`agentlightning runs`, `show`, `alerts`, `export` and `plugins`: what runs have left, shown and sent on."""
+"""`agentlightning runs`, `show`, `alerts`, `sync` and `plugins`: what runs have left, shown and sent on."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def alerts(run: _Run) -> None:
     asyncio.run(list_alerts(run))
 
 
-def export(
+def sync(
     run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
     target: Annotated[
         str, typer.Argument(help="URL of a collector of OTLP over HTTP, or a folder for TensorBoard.")
@@ -133,13 +133,13 @@ def export(
     OTEL_EXPORTER_OTLP_HEADERS. TensorBoard gets every step, evaluation and alert in the store; writing again
     into the same folder replaces what was there.
 
-        agentlightning export runs/demo http://localhost:4318
-        agentlightning export runs/demo logs/demo
+        agentlightning sync runs/demo http://localhost:4318
+        agentlightning sync runs/demo logs/demo
     """
     if "://" in target:
-        asyncio.run(export_run(run, target))
+        asyncio.run(sync_run(run, target))
     else:
-        asyncio.run(export_tensorboard(run, Path(target)))
+        asyncio.run(sync_tensorboard(run, Path(target)))
 
 
 def plugins() -> None:
@@ -370,7 +370,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 # a run sent on ------------------------------------------------------------------------------
-async def export_run(path: Path, url: str) -> None:
+async def sync_run(path: Path, url: str) -> None:
     """Send the rollouts of a run; those that never began are left out.
 
     Raises ConfigError for a run that is not there, ExportError if the collector did not take
@@ -390,7 +390,7 @@ async def export_run(path: Path, url: str) -> None:
         if not begun:
             raise ConfigError(f"run {run_id!r} has no rollouts yet")
         with Collector(url) as collector, Progress(console=console) as progress:
-            for rollout in progress.track(begun, description="exporting rollouts"):
+            for rollout in progress.track(begun, description="sending rollouts"):
                 (trace,) = await read_traces(store, [rollout])
                 spans = to_spans(trace)
                 await asyncio.to_thread(collector.send, spans)
@@ -399,7 +399,7 @@ async def export_run(path: Path, url: str) -> None:
     console.print(said, markup=False, soft_wrap=True)
 
 
-async def export_tensorboard(path: Path, folder: Path) -> None:
+async def sync_tensorboard(path: Path, folder: Path) -> None:
     """Write all steps, evaluations and alerts of a run. NotFoundError for a run that is not there,
     ConfigError for a folder where its trainer writes."""
     async with open_run(path) as (store, run_id):

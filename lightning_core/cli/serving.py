@@ -97,9 +97,9 @@ def console(
     port: Annotated[
         int, typer.Option(min=0, max=LARGEST_PORT, help="Port on this machine; 0 takes a free one.")
     ] = 0,
-    export: Annotated[
+    save: Annotated[
         Path | None,
-        typer.Option(help="Write a page that opens from disk to this new folder, and end."),
+        typer.Option(metavar="FOLDER", help="Write a page that opens from disk to this new folder, and end."),
     ] = None,
     reward: Annotated[
         str | None,
@@ -112,14 +112,14 @@ def console(
 
         agentlightning console runs/demo
     """
-    if export is None:
+    if save is None:
         asyncio.run(serve_console(what, port, reward))
         return
     if reward is not None:
         raise ConfigError("--reward is for the live page: a page on disk can't ask what if; leave it out")
-    from lightning_core.console.export import export as write
+    from lightning_core.console.saving import save_page
 
-    say(f"wrote {write(what, load_plugins(), export)}; it opens in any browser")
+    say(f"wrote {save_page(what, load_plugins(), save)}; it opens in any browser")
 
 
 def api(

@@ -194,7 +194,7 @@ def train_script(script: Path, arguments: Sequence[str], launch: Launch) -> None
 
 def write_page(folder: Path) -> None:
     """Write the page of a finished run into its folder. What keeps it from that is told, and ends nothing."""
-    from lightning_core.console.export import write_report
+    from lightning_core.console.saving import write_report
     from lightning_core.plugins import load_plugins
 
     try:

@@ -1,7 +1,7 @@
 """The console as a web application: a page, its scripts, and the answers that they show.
 
-Every answer is one address, `/api/NAME?run=...`, made by one function of `ANSWERS`; an exported page holds
-the same answers (`export`). What a model or an app wrote is in them as JSON, and the page shows it as text.
+Every answer is one address, `/api/NAME?run=...`, made by one function of `ANSWERS`; a saved page holds
+the same answers (`saving`). What a model or an app wrote is in them as JSON, and the page shows it as text.
 
 Who may look: whoever has the token of the printed address, from this machine, and no other web page. The
 token opens a session once and is then kept in a cookie that no script can read and that no other site's page
@@ -186,7 +186,7 @@ def read_asset(name: str) -> str:
 
 
 def page(head: str, imports: str, data: str) -> str:
-    """The page around its scripts: `imports` says where they lie, `data` is what an exported page holds."""
+    """The page around its scripts: `imports` says where they lie, `data` is what a saved page holds."""
     written = read_asset("page.html").replace("<!--head-->", head)
     return written.replace("<!--imports-->", imports).replace("<!--data-->", data)
 

@@ -268,7 +268,7 @@ def test_plugins_lists_what_is_installed():
 
 
 @pytest.mark.parametrize(
-    "verb", ["train", "serve", "gateway", "models", "runs", "show", "export", "plugins", "api", "token"]
+    "verb", ["train", "serve", "gateway", "models", "runs", "show", "sync", "plugins", "api", "token"]
 )
 def test_every_verb_explains_itself(verb, call):
     told = call(verb, "--help")

@@ -300,7 +300,7 @@ def collector() -> Any:
 
 
 def test_every_rollout_of_a_run_is_exported(run: Path, command: Command, collector: Received) -> None:
-    said = command("export", run, collector.url)
+    said = command("sync", run, collector.url)
     assert f"sent 24 spans of 3 rollouts to {collector.url}/v1/traces" in said
     assert {name for name in collector.spans() if name.startswith("rollout")} == {
         "rollout small-t0-0-0",
@@ -311,7 +311,7 @@ def test_every_rollout_of_a_run_is_exported(run: Path, command: Command, collect
 
 def test_a_collector_s_password_is_not_shown(run: Path, command: Command, collector: Received) -> None:
     secret = collector.url.replace("//", "//user:s3cret@")
-    said = command("export", run, secret)
+    said = command("sync", run, secret)
     assert f"3 rollouts to {collector.url}/v1/traces" in said
     assert "s3cret" not in said
 
@@ -322,10 +322,10 @@ def test_a_collector_that_is_not_there_is_one_message(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     with receiving() as gone:
         url = gone.url
-    said = command("export", run, url, fails=True)
+    said = command("sync", run, url, fails=True)
     assert f"the collector at {url}/v1/traces can't be reached" in said.replace("\n", " ")
     assert "Traceback" not in said
-    assert "not the URL" in command("export", run, "ftp://nowhere", fails=True)
+    assert "not the URL" in command("sync", run, "ftp://nowhere", fails=True)
 
 
 def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(

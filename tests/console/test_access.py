@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from lightning_core.console.export import write_report
+from lightning_core.console.saving import write_report
 from lightning_core.console.shelf import Shelf, for_reading
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.plugins import load_plugins

@@ -18,10 +18,10 @@ from lightning_core.cli.runs import list_runs as print_runs
 from lightning_core.cli.runs import read_line
 from lightning_core.cli.training import write_page
 from lightning_core.console.asking import Question
-from lightning_core.console.export import export
 from lightning_core.console.rollouts import show_rollout
 from lightning_core.console.runs import list_runs, show_comparison, show_run
 from lightning_core.console.sandbox import show_sandbox
+from lightning_core.console.saving import save_page
 from lightning_core.console.server import to_json
 from lightning_core.console.shelf import TRIED, Shelf
 from lightning_core.errors import ConfigError
@@ -111,7 +111,7 @@ async def test_a_folder_that_does_not_say_which_run_it_is_breaks_no_list(
     assert "does not say which run this is" in str(listed["bad"])
     await print_runs(tmp_path, [tmp_path / "good", bad])
     assert "unreadable" in capsys.readouterr().out
-    assert (await asyncio.to_thread(export, str(tmp_path), load_plugins(), tmp_path / "page")).exists()
+    assert (await asyncio.to_thread(save_page, str(tmp_path), load_plugins(), tmp_path / "page")).exists()
     with pytest.raises(ConfigError, match="does not say which run this is"):
         Shelf(str(bad), load_plugins())
 
@@ -281,7 +281,7 @@ def test_a_reward_function_that_is_not_there_is_refused(given: str, problem: str
 
 
 def test_a_page_on_disk_takes_no_reward_function(finished: Path, tmp_path: Path) -> None:
-    asked = command("console", str(finished), "--reward", f"{JOB}:turned", "--export", str(tmp_path / "page"))
+    asked = command("console", str(finished), "--reward", f"{JOB}:turned", "--save", str(tmp_path / "page"))
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "--reward is for the live page" in done.stderr

@@ -168,11 +168,11 @@ def test_no_page_is_wider_than_the_screen(
             assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_an_exported_page_opens_from_disk_and_holds_its_rollouts(
+def test_a_saved_page_opens_from_disk_and_holds_its_rollouts(
     browser: Any, finished: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "page"
-    subprocess.run(command("console", str(finished), "--export", str(folder)), check=True)
+    subprocess.run(command("console", str(finished), "--save", str(folder)), check=True)
     rollout = read_rollouts(finished, step=2, split="train")[-1]
     with opening(browser, (folder / "index.html").as_uri()) as page:
         page.locator("figure.chart canvas").first.wait_for()

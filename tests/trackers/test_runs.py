@@ -17,7 +17,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.alerts.watch import Finding, Scene
-from lightning_core.cli.runs import export_tensorboard
+from lightning_core.cli.runs import sync_tensorboard
 from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.stores.sqlite import SqliteStore
@@ -129,7 +129,7 @@ def test_mlflow_has_one_run_with_every_step_its_settings_and_its_end(tracked):
 
 def test_an_export_has_the_same_and_a_second_one_takes_its_place(tracked, tmp_path):
     for _ in range(2):
-        asyncio.run(export_tensorboard(tracked.folder, tmp_path))
+        asyncio.run(sync_tensorboard(tracked.folder, tmp_path))
     assert len(list(tmp_path.glob("events.*"))) == 1
     for name in ("reward", "step_seconds"):
         assert scalars(tmp_path, name) == expected(tracked.folder, name)
@@ -145,7 +145,7 @@ async def test_an_export_to_a_file_is_refused(tmp_path):
     (tmp_path / "run.json").write_text('{"run": "run", "store": null}')
     for target in (tmp_path / "store.db", tmp_path / "run.json" / "logs"):
         with pytest.raises(ConfigError, match=f"can't write into '{target}'"):
-            await export_tensorboard(tmp_path, target)
+            await sync_tensorboard(tmp_path, target)
 
 
 def test_a_run_leaves_the_files_of_a_run_alone_whose_name_ends_like_its_own(tmp_path):
@@ -169,11 +169,11 @@ async def test_an_export_leaves_alone_what_a_living_trainer_writes(tmp_path):
         live.start(Beginning(run))
         async with Heartbeat(store, make_member("run", "trainer", "trainer")):
             with pytest.raises(ConfigError, match=r"is being trained, and .* holds event files of it"):
-                await export_tensorboard(tmp_path, tmp_path / "tensorboard")
-            await export_tensorboard(tmp_path, tmp_path / "elsewhere")
+                await sync_tensorboard(tmp_path, tmp_path / "tensorboard")
+            await sync_tensorboard(tmp_path, tmp_path / "elsewhere")
         live.finish("stopped")
         assert find_earlier(tmp_path / "tensorboard", "run")
-        await export_tensorboard(tmp_path, tmp_path / "tensorboard")
+        await sync_tensorboard(tmp_path, tmp_path / "tensorboard")
 
 
 class Trap:

@@ -69,7 +69,7 @@ async function open() {
 /** The run's state: what is shown follows it, but only a running one changes. */
 function state(of) {
   const status = of ? of() : known.find((one) => shown && one.name === shown.place.run)?.status;
-  say(live ? status || "" : "exported", live && status === "running" ? "on" : "");
+  say(live ? status || "" : "saved", live && status === "running" ? "on" : "");
 }
 
 function fail(error) {

@@ -131,7 +131,7 @@ export function dot(colour) {
   return h("span.dot", { style: { background: colour }, "aria-hidden": "true" });
 }
 
-/** A link, or plain text if what it leads to is not in an exported page. */
+/** A link, or plain text if what it leads to is not in a saved page. */
 export function link(there, given, ...children) {
   return there ? h("a", given, children) : h("span.quiet", { title: "not in this file" }, children);
 }

@@ -1,4 +1,4 @@
-// Where answers come from: the console's server, or, in an exported page, the page itself.
+// Where answers come from: the console's server, or, in a saved page, the page itself.
 
 const held = document.getElementById("answers");
 const answers = held ? JSON.parse(held.textContent) : null;
@@ -25,14 +25,14 @@ export async function ask(name, query = {}) {
   const at = address(name, query);
   if (!live) {
     if (at in answers) return answers[at];
-    throw new Error("This is not in the exported page. Open the run with: agentlightning console");
+    throw new Error("This is not in the saved page. Open the run with: agentlightning console");
   }
   return read(await fetch(at, { credentials: "same-origin" }).catch(() => null));
 }
 
 /** Have the server do what changes something. */
 export async function tell(name, given) {
-  if (!live) throw new Error("An exported page changes nothing.");
+  if (!live) throw new Error("A saved page changes nothing.");
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(given) };
   return read(await fetch(`/api/${name}`, options).catch(() => null));
 }

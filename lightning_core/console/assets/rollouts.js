@@ -38,7 +38,7 @@ export async function show(place) {
     note, more) };
 }
 
-/** In an exported page: of the rollouts that are in it, those that fit. */
+/** In a saved page: of the rollouts that are in it, those that fit. */
 function kept(page, asked) {
   const fits = (one) => (!asked.split || one.split === asked.split) && (!asked.status || one.status === asked.status) && (!asked.task || one.task === asked.task)
     && (!asked.step || String(one.step) === asked.step) && (!asked.agent || one.agents.includes(asked.agent));

@@ -4,7 +4,7 @@ import { ago, h, num, renew, reward, section, short, signed, table } from "conso
 import { ask, live, tell } from "console/net.js";
 
 export async function show(place) {
-  if (!live) return { element: h("div", {}, h("h1", {}, "Sandbox"), h("p.quiet", {}, "An exported page tries nothing. Open the run with: agentlightning console")) };
+  if (!live) return { element: h("div", {}, h("h1", {}, "Sandbox"), h("p.quiet", {}, "A saved page tries nothing. Open the run with: agentlightning console")) };
   const found = await ask("sandbox", { run: place.run });
   const note = h("p", { role: "status" }), trials = h("div", {}, listed(found));
   const names = Object.keys(found.prompts);

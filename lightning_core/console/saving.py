@@ -38,7 +38,7 @@ _POLICY: Final = (
 )
 
 
-def export(what: str, plugins: Plugins, folder: Path) -> Path:
+def save_page(what: str, plugins: Plugins, folder: Path) -> Path:
     """Write `index.html` for all runs of `what` to a new folder. ConfigError if something is in it."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{str(folder)!r} is not empty, and nothing is overwritten; give a new folder")
