@@ -15,10 +15,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 import lightning_core as lightning
+from benchmarks.families import CONTEXT, random_network, small_config
+from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import Model, load_model
+from lightning_core.backends.local.model import Model, load_model, make_ready
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.versions import make_engine
@@ -106,6 +108,14 @@ def test_an_error_that_a_network_raises_in_the_check_names_its_family(qwen: Path
         check.check_training(
             lambda trajectories: (_ for _ in ()).throw(RuntimeError("sizes differ")), torch.float32
         )
+
+
+def test_an_error_before_the_first_token_names_the_family_too() -> None:
+    network = random_network(small_config("recurrent_gemma"))
+    make_ready(network, torch.device("cpu"))
+    model = Model("random", network, load_tokenizer(str(tiny_folder())), CONTEXT, frozenset())
+    with pytest.raises(ModelError, match=r"family 'recurrent_gemma' can't be served .*ValueError"):
+        make_engine(model, network, 1, torch.float32, 4, check_of(model))
 
 
 def test_a_network_the_fused_decoder_gets_wrong_is_run_as_it_is(

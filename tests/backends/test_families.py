@@ -26,7 +26,7 @@ from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, 
 from lightning_core.backends.local.exactness import Exactness, plain_attention
 from lightning_core.backends.local.model import Model, make_ready
 from lightning_core.backends.local.optimizer import Optimizer
-from lightning_core.backends.local.packing import TreePlan
+from lightning_core.backends.local.packing import TreePlan, make_plan, recompute_layers
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.settings import TrainingSettings
@@ -98,6 +98,24 @@ def test_the_gradient_of_a_packed_pass_is_that_of_plain_passes(family: str) -> N
     assert packed.keys() == plain.keys()
     for name, wanted in plain.items():
         assert torch.allclose(packed[name], wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())), name
+
+
+@pytest.mark.parametrize("family", ["opt", "xglm"])
+def test_layers_with_dropout_that_are_computed_again_are_trained_without_it(family: str) -> None:
+    network = ready(family).requires_grad_(True)
+    assert network.config.dropout > 0
+    tokens = torch.arange(5, 45)
+    plan, passes = make_plan(network, torch.full_like(tokens, len(tokens))), []
+    for on in (False, True):
+        recompute_layers(network, on)
+        network.zero_grad()
+        logits = plan.logits(network, tokens, tokens - 5, tokens - 5)
+        logits.logsumexp(-1).sum().backward()  # type: ignore[no-untyped-call]
+        gradient = torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
+        passes.append((logits.detach(), gradient))
+    (plain, wanted), (found, gradient) = passes
+    assert torch.allclose(found, plain, atol=1e-4)
+    assert torch.allclose(gradient, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
 
 
 def test_a_window_is_measured_along_a_tokens_own_branch() -> None:

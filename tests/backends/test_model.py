@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5ForConditionalGeneration
 
 from lightning_core.backends.chat.folder import tiny_folder
@@ -58,6 +59,17 @@ def test_weights_that_are_damaged_are_refused(broken: Path) -> None:
     (broken / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelError, match="can't read the weights"):
         load_model(broken)
+
+
+def test_weights_of_which_one_is_missing_are_refused_by_its_name(broken: Path) -> None:
+    """transformers would make up random numbers in its place."""
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"lacks 1 of the weights .*'model\.layers\.1\.mlp\.up_proj\.weight'"
+    ):
+        load_model(broken, device="cpu")
 
 
 def test_models_that_are_loaded_at_once_are_all_whole(qwen: Path, llama: Path) -> None:

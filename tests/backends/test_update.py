@@ -17,6 +17,7 @@ from lightning_core.algorithms.base import Entries
 from lightning_core.algorithms.policy_gradient import GRPO, PPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.local.attention import leave_plans
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
@@ -416,6 +417,14 @@ def test_the_reference_is_the_start_whatever_was_trained_since(qwen: Path, lora:
     assert seen[0].abs().max() < 1e-4
     assert seen[1].abs().max() > 1e-3
     assert seen[2].abs().max() > seen[1].abs().max()
+
+
+def test_the_reference_of_a_policy_that_runs_with_its_own_attention_does_too(qwen: Path) -> None:
+    """As after a start that found plans inexact for this network."""
+    policy, optimizer = make_optimizer(qwen)
+    leave_plans(policy.base)
+    metrics = optimizer.update(interleaved(2, rollouts=1), GRPO(kl=0.1))
+    assert metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_reference_that_was_replaced_takes_no_memory(qwen: Path, llama: Path) -> None:

@@ -90,8 +90,7 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     source, name = find_source(model)
     tokenizer = load_tokenizer(source)
     check_text_model(load_config(source)[0], source)
-    with _loading:
-        network = load_part(AutoModelForCausalLM, source, "weights", dtype=torch.float32)
+    network = _load_network(source)
     make_ready(network, pick_device(device))
     return Model(
         name=name,
@@ -100,6 +99,24 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
         context=_context(network, context, source),
         stop_ids=find_stop_ids(network.generation_config, tokenizer),
     )
+
+
+def _load_network(source: str) -> PreTrainedModel:
+    """The network with all its weights. Raises ModelError where one is missing: transformers would go on with
+    random numbers in its place."""
+    with _loading:
+        network, report = load_part(
+            AutoModelForCausalLM, source, "weights", dtype=torch.float32, output_loading_info=True
+        )
+    missing = sorted(report["missing_keys"] & dict(network.named_parameters()).keys())
+    if missing:
+        raise ModelError(
+            f"model {source!r} lacks {len(missing)} of the weights of {type(network).__name__}, "
+            f"{missing[0]!r} the first; copy the whole folder, or save it again with "
+            "model.save_pretrained(folder)"
+        )
+    found: PreTrainedModel = network
+    return found
 
 
 def check_text_model(config: Any, source: str) -> None:

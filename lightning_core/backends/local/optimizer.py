@@ -18,6 +18,7 @@ import torch
 
 from lightning_core.algorithms.base import Algorithm, Entries, last_pass, mini_batches
 from lightning_core.backends.chat.constraints import Grammars
+from lightning_core.backends.local.attention import leave_plans, takes_plans
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packing import (
     Tensors,
@@ -413,6 +414,8 @@ class Optimizer:
             self._reference = load_model(
                 self._source, context=model.context, device=str(self._device)
             ).network
+            if not takes_plans(self._policy.base):  # it runs the policy's packs
+                leave_plans(self._reference)
             self._policy.copies += 1
         return self._forward(pack, self._reference)
 

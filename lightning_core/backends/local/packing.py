@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -336,12 +336,25 @@ def recompute_layers(network: torch.nn.Module, on: bool) -> None:
     """Whether a pass keeps only the input of each layer, and computes the rest again for its gradient.
 
     Chen et al., arXiv 1604.06174. It costs one more forward pass and changes no gradient. transformers asks
-    for a layer in training mode; the parts of the layer stay in evaluation mode, without dropout.
+    for a layer in training mode; the layer itself runs in evaluation mode, without dropout.
     """
     for layer in network.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.gradient_checkpointing = layer.training = on
-            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            layer._gradient_checkpointing_func = partial(_recompute, layer)
+
+
+def _recompute(layer: torch.nn.Module, run: Callable[..., Any], *given: Any) -> Any:
+    """The output of a layer in evaluation mode, which is computed again for the gradient."""
+
+    def work(*given: Any) -> Any:
+        layer.training = False
+        try:
+            return run(*given)
+        finally:
+            layer.training = True
+
+    return checkpoint(work, *given, use_reentrant=False)
 
 
 def kept_bytes(work: Callable[[], torch.Tensor], network: torch.nn.Module) -> int:

@@ -265,7 +265,8 @@ def _exact_decoder(
 ) -> Decoder:
     """The fastest decoder that is exact. Where none is that takes its attention from plans, the network is
     left with its own from now on."""
-    decoder, refused = make_decoder(network, dtype, context), None
+    with check.refusing("served"):
+        decoder, refused = make_decoder(network, dtype, context), None
     while True:
         try:
             check.check_engine(decoder, dtype, threads)
@@ -280,4 +281,5 @@ def _exact_decoder(
             decoder = NetworkDecoder(network, dtype)
         else:
             leave_plans(network)
-            decoder = StateDecoder(network, dtype)
+            with check.refusing("served"):
+                decoder = StateDecoder(network, dtype)
