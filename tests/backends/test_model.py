@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText, Qwen3_5ForConditionalGeneration
 
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend, tuning
-from lightning_core.backends.local.model import check_text_model, load_model
+from lightning_core.backends.local.model import load_model
 from lightning_core.backends.preflight import _container_limits
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.models import make_tokenizer
-from tests.backends.serving import serving
+from tests.backends.serving import ask, serving
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -137,7 +137,7 @@ def test_the_memory_is_what_the_container_was_given(tmp_path: Path) -> None:
 FREED = """
 import re
 import torch
-from lightning_core.backends.local.model import check_text_model, load_model
+from lightning_core.backends.local.model import load_model
 
 def resident():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
@@ -162,12 +162,43 @@ def test_the_memory_of_freed_tensors_goes_back_to_the_system() -> None:
     assert left < 50
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
-def test_a_model_of_more_than_text_is_refused_by_its_family(tmp_path: Path, family: str) -> None:
-    AutoConfig.for_model(family).save_pretrained(tmp_path)
+def test_a_model_of_more_than_text_is_refused_by_its_family(tmp_path: Path) -> None:
+    AutoConfig.for_model("gemma3n").save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=f"of the family '{family}' is more than a text model"):
+    with pytest.raises(ModelError, match="of the family 'gemma3n' is more than a text model"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("named", ["as saved", "as in the network"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+async def test_a_checkpoint_of_text_and_images_is_served_by_its_text_part(
+    tmp_path: Path, family: str, tied: bool, named: str
+) -> None:
+    tokenizer, made = make_tokenizer(), AutoConfig.for_model(family)
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "initializer_range": 0.2}
+    text = {"model_type": made.text_config.model_type, "num_key_value_heads": 1, "head_dim": 16}
+    text |= {"num_hidden_layers": 2, "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    images = {"model_type": made.vision_config.model_type, "image_size": 28, "patch_size": 14}
+    config = type(made)(
+        text_config=small | text,
+        vision_config=small | images | {"num_hidden_layers": 1},
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(0)
+    whole = AutoModelForImageTextToText.from_config(config).eval()
+    whole.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    if named == "as in the network":  # older checkpoints have either
+        weights = {n: w for n, w in whole.state_dict().items() if not (tied and n == "lm_head.weight")}
+        save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    async with serving(tmp_path) as backend:
+        assert backend._started.policy.base.config.model_type == config.text_config.model_type
+        reply = await ask(backend, "fox", max_tokens=6)
+    ids = torch.tensor([[*reply.prompt_ids, *reply.ids]])
+    with torch.no_grad():
+        wanted = whole(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    assert reply.logprobs == pytest.approx(wanted[-len(reply.ids) :].tolist(), abs=1e-4)
 
 
 def test_of_a_qwen3_5_with_a_part_for_images_the_text_part_is_loaded(tmp_path: Path) -> None:
@@ -186,8 +217,8 @@ def test_of_a_qwen3_5_with_a_part_for_images_the_text_part_is_loaded(tmp_path: P
     config.text_config.vocab_size = len(tokenizer)
     whole = Qwen3_5ForConditionalGeneration(config).eval()
     whole.save_pretrained(tmp_path)
-    check_text_model(config, str(tmp_path))
-    text = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokenizer.save_pretrained(tmp_path)
+    text = load_model(tmp_path, device="cpu").network
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
         assert torch.equal(text(ids).logits, whole(input_ids=ids).logits)

@@ -30,6 +30,14 @@ from lightning_core.errors import ModelError
 logger = logging.getLogger(__name__)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose output layer is a plain product, and whose attention the fused decoder covers."""
+NESTED_TEXT = ("gemma3", "mistral3")
+"""Families of text and images whose text part is loaded by its own class, with the weights renamed."""
+TEXT_NAMES = {
+    r"^(model\.)?language_model\.(?!model\.|lm_head)": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head": "lm_head",
+}
+"""Beginnings of the names of their weights, and those that the text part has."""
 _loading = threading.Lock()
 """transformers makes networks under settings of the whole process."""
 _M_MMAP_THRESHOLD, _LARGE = -3, 1 << 20
@@ -89,8 +97,7 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     _give_back_freed_tensors()
     source, name = find_source(model)
     tokenizer = load_tokenizer(source)
-    check_text_model(load_config(source)[0], source)
-    network = _load_network(source)
+    network = _load_network(load_config(source)[0], source)
     make_ready(network, pick_device(device))
     return Model(
         name=name,
@@ -101,12 +108,18 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     )
 
 
-def _load_network(source: str) -> PreTrainedModel:
-    """The network with all its weights. Raises ModelError where one is missing: transformers would go on with
-    random numbers in its place."""
+def _load_network(config: Any, source: str) -> PreTrainedModel:
+    """The network with all its weights, of text alone. Raises ModelError where a weight is missing:
+    transformers would go on with random numbers in its place."""
+    options = _text_options(config, source)
     with _loading:
         network, report = load_part(
-            AutoModelForCausalLM, source, "weights", dtype=torch.float32, output_loading_info=True
+            AutoModelForCausalLM,
+            source,
+            "weights",
+            dtype=torch.float32,
+            output_loading_info=True,
+            **options,
         )
     missing = sorted(report["missing_keys"] & dict(network.named_parameters()).keys())
     if missing:
@@ -116,21 +129,27 @@ def _load_network(source: str) -> PreTrainedModel:
             "model.save_pretrained(folder)"
         )
     found: PreTrainedModel = network
+    found.config.architectures = [type(found).__name__]  # a text part's configuration has none
     return found
 
 
-def check_text_model(config: Any, source: str) -> None:
-    """Raise ModelError for a model with more than text in it, of which transformers does not read the text
-    part alone: its network takes images too, and its configuration is in parts."""
-    if config.get_text_config() is config:
-        return
+def _text_options(config: Any, source: str) -> dict[str, Any]:
+    """Options with which transformers loads the text part alone of a model with more than text in it.
+
+    Raises ModelError for a family of which that was not tried.
+    """
+    text = config.get_text_config()
     kind = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")
-    if not str(kind).endswith("ForCausalLM"):
+    if text is config or str(kind).endswith("ForCausalLM"):  # transformers does it by itself
+        return {}
+    if config.model_type not in NESTED_TEXT:
         raise ModelError(
-            f"model {source!r} of the family {config.model_type!r} is more than a text model, and "
-            "transformers does not load its text part alone; take a checkpoint of the text model (such as "
-            f"{config.get_text_config().model_type!r}), or save that part as a folder of its own"
+            f"model {source!r} of the family {config.model_type!r} is more than a text model, and its text "
+            "part can't be loaded alone; take a checkpoint of the text model (such as "
+            f"{text.model_type!r}), or save that part as a folder of its own"
         )
+    text.tie_word_embeddings = config.tie_word_embeddings  # the whole model's counts
+    return {"config": text, "key_mapping": TEXT_NAMES}
 
 
 def make_ready(network: PreTrainedModel, device: torch.device) -> None:
