@@ -47,11 +47,10 @@ def training(where: Where, rows: Rows) -> None:
         subprocess.run(command(folder, where), check=True)
         run, metrics = asyncio.run(read(folder))
         row |= {"status": run.status, "steps": len(metrics), "seconds": time.perf_counter() - started}
-        row["nats between engine and update"] = max(
-            each.values.get("logprob_gap_mean", 0.0) for each in metrics
-        )
-        if (run.status, len(metrics)) != ("finished", STEPS):
-            raise AssertionError(f"the resumed run is {run.status!r} after {len(metrics)} steps")
+        gaps = [each.values["logprob_gap_mean"] for each in metrics if "logprob_gap_mean" in each.values]
+        row["updates"], row["nats between engine and update"] = len(gaps), max(gaps, default=0.0)
+        if (run.status, len(metrics), len(gaps)) != ("finished", STEPS, STEPS):
+            raise AssertionError(f"the resumed run is {run.status!r} after {len(gaps)} updates")
 
 
 def command(folder: Path, where: Where) -> list[str]:
@@ -70,7 +69,7 @@ async def read(folder: Path) -> tuple[Run, list[Metrics]]:
 
 
 async def ask(task: lightning.Task) -> float:
-    """Two calls of an app that speaks plain HTTP; the reward prefers few letters."""
+    """Two calls of an app that speaks plain HTTP; the reward is random, so that each group is trained."""
     text, where = str(task.input["question"]), lightning.environment(agent="writer")
     async with httpx.AsyncClient(base_url=where["OPENAI_BASE_URL"], timeout=120) as client:
         for _ in range(2):
@@ -84,7 +83,7 @@ async def ask(task: lightning.Task) -> float:
                 },
             )
             text = str(reply.raise_for_status().json()["choices"][0]["message"]["content"])
-    return 1.0 / (1 + len(text))
+    return random.random()
 
 
 def train(folder: Path, device: str) -> None:
