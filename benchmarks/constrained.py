@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from benchmarks.engine import CONTEXT, Load, make_engine, make_load, speed
 from benchmarks.report import Row, publish
 from benchmarks.shapes import random_qwen3
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.folder import find_source, load_tokenizer
 from lightning_core.backends.local.attention import use_plans
@@ -66,8 +66,8 @@ def run(engine: Engine, load: Load, grammars: Grammars, grammar: str | None) -> 
     """All requests at once, read to their end."""
 
     async def one(index: int) -> None:
-        request = Request()
-        options = Options(max_tokens=load.replies[index], seed=str(index))
+        request = CompletionRequest()
+        options = SamplingOptions(max_tokens=load.replies[index], seed=str(index))
         matcher = None if grammar is None else grammars.start(grammar)
         completion = Completion(load.prompts[index], options, request, matcher)
         engine.submit(completion)

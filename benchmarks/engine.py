@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.report import Row, publish
 from benchmarks.shapes import STATE_FAMILIES, random_qwen3, random_state_network
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder, StateDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
@@ -96,8 +96,8 @@ def run_engine(engine: Engine, load: Load) -> None:
     """All requests at once, read to their end."""
 
     async def one(index: int) -> None:
-        request = Request()
-        options = Options(max_tokens=load.replies[index], seed=str(index))
+        request = CompletionRequest()
+        options = SamplingOptions(max_tokens=load.replies[index], seed=str(index))
         completion = Completion(load.prompts[index], options, request)
         engine.submit(completion)
         while not completion.finished:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchmarks.intervals import mean_of, ratio_of
 from benchmarks.outcomes import Outcome
-from lightning_core.trainer.summary import Evaluation, Score, Summary
+from lightning_core.trainer.summary import Evaluation, EvaluationScore, Summary
 
 if TYPE_CHECKING:
     from benchmarks.examples import Example
@@ -201,6 +201,6 @@ def _evaluations(summaries: Iterable[Summary]) -> list[tuple[Evaluation, Evaluat
     return [(s.before, s.after) for s in summaries if s.before is not None and s.after is not None]
 
 
-def _calls(score: Score, agent: str) -> float:
+def _calls(score: EvaluationScore, agent: str) -> float:
     """Calls per task; an agent that never acted made none."""
     return score.agents[agent].calls / score.tasks if agent in score.agents else 0.0

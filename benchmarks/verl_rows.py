@@ -23,7 +23,7 @@ import torch
 from benchmarks.report import Row as Measured
 from benchmarks.report import publish
 from lightning_core.algorithms.policy_gradient import GRPO
-from lightning_core.backends.verl.batch import Memory, entry_values, fields
+from lightning_core.backends.verl.batch import BatchMemory, entry_values, fields
 from lightning_core.backends.verl.rows import make_rows, report_rows, share
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.types import Trajectory, Transition
@@ -77,7 +77,7 @@ def collect(batch: tuple[Trajectory, ...]) -> float:
     return spent
 
 
-def hand_over(batch: tuple[Trajectory, ...], memory: Memory) -> tuple[dict[str, float], float]:
+def hand_over(batch: tuple[Trajectory, ...], memory: BatchMemory) -> tuple[dict[str, float], float]:
     """Processor seconds of each step and of all, and the token ratio."""
     seconds = {"arrays": collect(batch)}
     gc.collect()
@@ -107,7 +107,7 @@ def main() -> None:
     speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     notes: dict[str, Any] = {}
     for transitions in asked.transitions:
-        batch, size, memory = make_batch(transitions), f"{transitions:,}", Memory()
+        batch, size, memory = make_batch(transitions), f"{transitions:,}", BatchMemory()
         for repeat in range(asked.repeats + 1):
             seconds, ratio = hand_over(batch, memory)
             for step, spent in seconds.items() if repeat else ():

@@ -279,7 +279,7 @@ def _known(attributes: Attributes) -> Attributes:
 
 
 # the collector ----------------------------------------------------------------------------------------
-class Collector:
+class OtlpCollector:
     """An OTLP/HTTP collector, by its base URL such as `http://localhost:4318`.
 
     Headers, time-out and compression are those of OpenTelemetry's own environment variables. Raises

@@ -1,7 +1,8 @@
-"""The house rules that no tool checks: how docstrings begin."""
+"""The house rules that no tool checks: how docstrings begin, and names of classes."""
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +31,14 @@ def test_no_docstring_is_a_fragment(folder: str) -> None:
         if FRAGMENT.match(text)
     ]
     assert fragments == []
+
+
+def test_no_two_public_classes_of_the_package_share_a_name() -> None:
+    """Starters are left out: each is copied alone into a user's folder."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "lightning_core").rglob("*.py")):
+        if path.parent.name != "starters":
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from lightning_core.errors import ConfigError, ExportError
-from lightning_core.otlp import Collector, to_spans
+from lightning_core.otlp import OtlpCollector, to_spans
 from lightning_core.trace import Trace, build
 from lightning_core.types import Call, Choice, Event, Reward, Rollout, Span, Status, Task, ToolEvent
 from tests.gateway.conftest import open_house
@@ -177,7 +177,7 @@ def collector() -> Iterator[Received]:
 
 
 def send(url: str, *traces: Trace) -> None:
-    with Collector(url) as collector:
+    with OtlpCollector(url) as collector:
         for each in traces:
             collector.send(to_spans(each))
 
@@ -298,7 +298,7 @@ def test_the_address_may_name_the_path_or_not(collector: Received, ending: str) 
 async def test_our_own_gateway_takes_what_we_send(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_house() as house:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"Authorization=Bearer%20{await house.rollout()}")
-        with Collector(house.url) as collector:
+        with OtlpCollector(house.url) as collector:
             collector.send(to_spans(trace()))
         stored = (await house.store.get_events(["r1"]))["r1"]
     assert sorted(span.name for span in stored) == sorted(
@@ -346,7 +346,7 @@ def test_what_a_collector_answers_is_passed_on(collector: Received) -> None:
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="not the URL of a collector") as refused:
-        Collector(url)
+        OtlpCollector(url)
     assert "s3cret" not in str(refused.value)
 
 

@@ -127,7 +127,7 @@ def _info(client: Any, section: str) -> dict[str, Any]:
 @contextmanager
 def http() -> Iterator[Site]:
     """A SQLite store behind `agentlightning api`, in a process of its own."""
-    from lightning_core.api.access import SECRET_NAME, Grant, issue
+    from lightning_core.api.access import SECRET_NAME, RunGrant, issue
 
     secret = token_hex(32)
     with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder:
@@ -148,7 +148,7 @@ def http() -> Iterator[Site]:
             url = re.search(r"http://[^/\s]+", server.stderr.readline())
             try:
                 assert url is not None, server.stderr.read()
-                token = issue(secret.encode(), Grant("admin", None, time.time() + 86_400))
+                token = issue(secret.encode(), RunGrant("admin", None, time.time() + 86_400))
                 yield Site("http", url[0].replace("://", f"://:{token}@"), server.pid)
             finally:
                 server.terminate()

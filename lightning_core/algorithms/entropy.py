@@ -39,7 +39,7 @@ def measure_entropies(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def rise(history: Sequence[Mapping[str, float]]) -> float:
-    """By how many nats per token entropy has risen since the first batches: the mean over the agents.
+    """Returns the rise of entropy since the first batches, in nats per token: the mean over the agents.
 
     `history` has the entropy of each agent (`measure_entropies`), batch by batch.
     """

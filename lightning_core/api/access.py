@@ -42,7 +42,7 @@ SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class RunGrant:
     """The rights of a token."""
 
     scope: Scope
@@ -64,7 +64,7 @@ class Lease:
     gateway_instance: str | None = None
 
 
-def issue(secret: bytes, grant: Grant) -> str:
+def issue(secret: bytes, grant: RunGrant) -> str:
     """A token that grants this."""
     return Seal(secret, PREFIX).close([grant.scope, grant.run_id, grant.expires_at])
 
@@ -79,7 +79,7 @@ def run_of(token: str) -> str | None:
     return _grant(claims_in(token, PREFIX)).run_id
 
 
-def read(secret: bytes, token: str) -> Grant:
+def read(secret: bytes, token: str) -> RunGrant:
     """Returns the token's rights. Raises AccessError if it was not signed with this secret, or has
     expired."""
     claims = Seal(secret, PREFIX).open(token)
@@ -137,10 +137,10 @@ def server_secret(text: str | None) -> bytes | None:
     return secret
 
 
-def _grant(claims: object) -> Grant:
+def _grant(claims: object) -> RunGrant:
     match claims:
         case [str() as scope, str() | None as run_id, int() | float() as expires_at] if scope in SCOPES:
-            return Grant(scope, run_id, expires_at)
+            return RunGrant(scope, run_id, expires_at)
     raise AccessError("the token comes from another version of this package; issue it again")
 
 
@@ -149,10 +149,10 @@ _Address = tuple[str | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     """The sender of a request, and the store that it may use."""
 
-    grant: Grant
+    grant: RunGrant
     secret: bytes
     """The secret that signed the token, and signs the keys of its leases."""
     store: Store
@@ -272,7 +272,7 @@ def _check_held(rollout: Rollout, number: int) -> None:
 _BEARER = HTTPBearer(auto_error=False, description="A token made by `agentlightning token`.")
 
 
-async def admit(request: Request) -> Caller:
+async def admit(request: Request) -> Principal:
     """The sender of a request, by its headers alone. Raises AccessError without a good token."""
     bearer = await _BEARER(request)
     token = bearer.credentials if bearer is not None else ""
@@ -291,19 +291,19 @@ async def admit(request: Request) -> Caller:
                 f"the token is for all runs, but this server was started without {SECRET_NAME}; "
                 "use a token of one run, or start the server with it"
             )
-    return Caller(read(secret, token), secret, store)
+    return Principal(read(secret, token), secret, store)
 
 
 async def _admitted(
     request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
-) -> Caller:
+) -> Principal:
     """Whom the route has admitted; the header is named for the OpenAPI document."""
-    caller: Caller = request.state.caller
+    caller: Principal = request.state.caller
     return caller
 
 
-def _needs(*scopes: Scope) -> Callable[[Caller], Awaitable[Caller]]:
-    async def admitted(caller: Annotated[Caller, Depends(_admitted)]) -> Caller:
+def _needs(*scopes: Scope) -> Callable[[Principal], Awaitable[Principal]]:
+    async def admitted(caller: Annotated[Principal, Depends(_admitted)]) -> Principal:
         if caller.grant.scope not in (*scopes, "admin"):
             raise ScopeError(
                 f"the token's scope is {caller.grant.scope!r}; this needs {' or '.join((*scopes, 'admin'))}"
@@ -313,7 +313,7 @@ def _needs(*scopes: Scope) -> Callable[[Caller], Awaitable[Caller]]:
     return admitted
 
 
-Client = Annotated[Caller, Depends(_needs("client"))]
-Worker = Annotated[Caller, Depends(_needs("worker"))]
-Admin = Annotated[Caller, Depends(_needs())]
-Anyone = Annotated[Caller, Depends(_needs("worker", "client"))]
+Client = Annotated[Principal, Depends(_needs("client"))]
+Worker = Annotated[Principal, Depends(_needs("worker"))]
+Admin = Annotated[Principal, Depends(_needs())]
+Anyone = Annotated[Principal, Depends(_needs("worker", "client"))]

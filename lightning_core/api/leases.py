@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from lightning_core.api.access import Admin, Caller, Lease, Worker, lease_key, read_lease, secret_of
+from lightning_core.api.access import Admin, Lease, Principal, Worker, lease_key, read_lease, secret_of
 from lightning_core.api.fields import (
     KEY_EXAMPLE,
     LONGEST_WAIT,
@@ -84,7 +84,7 @@ class Leased(Record):
     gateway answers: give the lease back, unless the app needs none."""
 
 
-class Heartbeat(Record):
+class HeartbeatRequest(Record):
     """Which leases to extend."""
 
     model_config = example(keys=[KEY_EXAMPLE], seconds=60, wait=20)
@@ -159,7 +159,7 @@ async def lease(body: LeaseRequest, caller: Worker, request: Request) -> Respons
     return reply({"leases": leases})
 
 
-async def _leased(attempt: Attempt, body: LeaseRequest, caller: Caller, gateways: GatewayFinder) -> Leased:
+async def _leased(attempt: Attempt, body: LeaseRequest, caller: Principal, gateways: GatewayFinder) -> Leased:
     rollout = attempt.rollout
     run = await caller.store.find_run(rollout.run_id)
     rules = None if run is None else read_config(run)
@@ -186,7 +186,7 @@ def _tokens(run: Run | None) -> Tokens | None:
 
 
 async def _lease(
-    body: LeaseRequest, caller: Caller, request: Request, gateways: GatewayFinder
+    body: LeaseRequest, caller: Principal, request: Request, gateways: GatewayFinder
 ) -> list[Attempt]:
     run_id = caller.one_or_all(body.run_id)
     store, deadline = caller.store, time.monotonic() + body.wait
@@ -220,7 +220,7 @@ async def wait_cancelled(worker: str, caller: Worker, request: Request, wait: Wa
 
 
 @router.post("/heartbeat", response_model=Beat)
-async def heartbeat(body: Heartbeat, caller: Worker, request: Request) -> Response:
+async def heartbeat(body: HeartbeatRequest, caller: Worker, request: Request) -> Response:
     """Extend leases, and hear which were lost. With `wait` the answer comes as soon as one is cancelled."""
     attempts = await caller.attempts(body.keys)
     held = await caller.store.heartbeat(attempts, body.seconds)

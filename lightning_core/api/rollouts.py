@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from lightning_core.api.access import Admin, Client, run_prefix
 from lightning_core.api.fields import MOST_RECORDS, NEXT, FieldError, Name, Some, Wait, answer, example
-from lightning_core.api.routing import JsonRoute, Page, reply, wait_with
+from lightning_core.api.routing import JsonRoute, ListPage, reply, wait_with
 from lightning_core.types import Integer, Order, Record, Rollout, RolloutCount, Sampling, Split, Status, Task
 
 router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
@@ -176,7 +176,7 @@ def _distinct(tasks: Sequence[Task]) -> list[Task]:
 async def find_rollouts(
     run_id: str,
     caller: Client,
-    page: Annotated[Page, Depends()],
+    page: Annotated[ListPage, Depends()],
     step: Integer | None = None,
     split: Split | None = None,
     status: Status | None = None,

@@ -138,7 +138,7 @@ def _finite(content: Any) -> Any:
 
 # pages and waits ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """Which part of a list is wanted: `after` is what the page before gave as `next`."""
 
     after: Annotated[str | None, Query(description="`next` of the page before; none for the first.")] = None

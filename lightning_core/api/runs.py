@@ -19,9 +19,9 @@ from fastapi import APIRouter, Depends
 from pydantic import JsonValue
 from starlette.responses import Response
 
-from lightning_core.api.access import Admin, Anyone, Caller, Client, member_key
+from lightning_core.api.access import Admin, Anyone, Client, Principal, member_key
 from lightning_core.api.fields import NEXT, FieldError, Nothing, Some, answer, example
-from lightning_core.api.routing import JsonRoute, Page, reply
+from lightning_core.api.routing import JsonRoute, ListPage, reply
 from lightning_core.errors import ConfigError, ScopeError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.heartbeat import living
@@ -31,7 +31,7 @@ from lightning_core.types import Alert, Integer, Member, Metrics, Record, Resour
 from lightning_core.versions import CHOICES, POLICY, read_number
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
-Paged = Annotated[Page, Depends()]
+Paged = Annotated[ListPage, Depends()]
 
 
 # bodies ---------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def _check_secret(secret: str) -> None:
         raise FieldError("secret", "must be 32 or more hexadecimal digits; left out, one is made") from None
 
 
-async def _runs(caller: Caller, run_id: str | None = None) -> list[Run]:
+async def _runs(caller: Principal, run_id: str | None = None) -> list[Run]:
     wanted = caller.one_or_all(run_id)
     if wanted is None:
         return await caller.store.list_runs()
@@ -280,7 +280,7 @@ async def remove_member(
     return reply({})
 
 
-async def _find_member(caller: Caller, run_id: str, role: Role, name: str) -> Member | None:
+async def _find_member(caller: Principal, run_id: str, role: Role, name: str) -> Member | None:
     members = await caller.store.list_members(caller.run(run_id))
     return next((member for member in members if (member.role, member.name) == (role, name)), None)
 
@@ -292,7 +292,7 @@ def _another_s(member: Member) -> ScopeError:
     )
 
 
-def _check_role(caller: Caller, role: Role) -> None:
+def _check_role(caller: Principal, role: Role) -> None:
     if not caller.admin and (caller.grant.scope, role) != ("worker", "runner"):
         raise ScopeError(f"a token of scope {caller.grant.scope!r} does not speak for a {role}")
 

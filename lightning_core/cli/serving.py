@@ -266,14 +266,14 @@ async def serve_api(store_url: str, host: str, port: int) -> None:
 
 async def print_token(store_url: str | None, run_id: str | None, scope: str, hours: float) -> None:
     """Print a token, and nothing else. Raises ConfigError for what there is no token for."""
-    from lightning_core.api.access import SCOPES, Grant, issue
+    from lightning_core.api.access import SCOPES, RunGrant, issue
 
     named = next((each for each in SCOPES if each == scope), None)
     if named is None:
         raise ConfigError(f"scope {scope!r} is none of {', '.join(SCOPES)}")
     if not hours > 0:
         raise ConfigError(f"hours={hours:g} must be more than 0")
-    grant = Grant(named, run_id, time.time() + hours * 3600)
+    grant = RunGrant(named, run_id, time.time() + hours * 3600)
     secret = _server_secret() if run_id is None else await _run_secret(store_url, run_id)
     Terminal().print(issue(secret, grant), soft_wrap=True, markup=False, highlight=False)
 

@@ -9,7 +9,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.stores.base import Store
 
 
-class Question:
+class PageRequest:
     """One request to the console. Every method raises ConfigError for a value that can't be read."""
 
     def __init__(self, shelf: Shelf, asked: Sequence[tuple[str, str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, Final
 
-from lightning_core.console.asking import Question
+from lightning_core.console.asking import PageRequest
 from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import check_not_trained
 from lightning_core.insight.standing import is_served
@@ -15,7 +15,7 @@ AUTHOR: Final = "console"
 """Who chose, in the list of choices."""
 
 
-async def list_versions(question: Question) -> dict[str, Any]:
+async def list_versions(question: PageRequest) -> dict[str, Any]:
     """The versions of a name, by rising number, and what persons have chosen."""
     store, found = await question.run()
     name = question.find("name") or POLICY
@@ -28,7 +28,7 @@ async def list_versions(question: Question) -> dict[str, Any]:
     }
 
 
-async def choose_version(question: Question) -> dict[str, Any]:
+async def choose_version(question: PageRequest) -> dict[str, Any]:
     """Make a version the current one. Raises ConfigError while the run is trained."""
     found = await question.shelf.get(question.word("run"))
     version = question.number("version")

@@ -18,7 +18,7 @@ from typing import Any, Final, get_args
 
 from lightning_core import transcript
 from lightning_core.air.base import AIR
-from lightning_core.console.asking import Question
+from lightning_core.console.asking import PageRequest
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.credit.explaining import Explanation
 from lightning_core.errors import ConfigError
@@ -42,7 +42,7 @@ OWN: Final = "own"
 """A setting as the run has it."""
 
 
-async def show_step(question: Question) -> dict[str, Any]:
+async def show_step(question: PageRequest) -> dict[str, Any]:
     """The groups of a step with the returns of their rollouts, and how the step was credited."""
     store, found = await question.run()
     number = question.number("step") or 0
@@ -122,7 +122,7 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-async def show_what_if(question: Question) -> dict[str, Any]:
+async def show_what_if(question: PageRequest) -> dict[str, Any]:
     """A step credited by another method, baseline, scale, table of AIR or reward: what moves most first."""
     store, found = await question.run()
     step, method, _ = await read_why(store, found.run_id, question.number("step") or 0)
@@ -131,7 +131,7 @@ async def show_what_if(question: Question) -> dict[str, Any]:
     return _difference(await asyncio.to_thread(what_if, step, method, other), step)
 
 
-def _other(question: Question, given: Mapping[str, Any]) -> Other:
+def _other(question: PageRequest, given: Mapping[str, Any]) -> Other:
     for name, known in (
         ("baseline", get_args(Baseline)),
         ("scale", get_args(Scale)),

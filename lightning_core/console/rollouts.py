@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lightning_core import transcript
-from lightning_core.console.asking import Question
+from lightning_core.console.asking import PageRequest
 from lightning_core.console.reasons import to_shown
 from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError
@@ -45,7 +45,7 @@ ORDERS: Final = MappingProxyType(
 """The orders of a list of rollouts, each as a store's arguments. Surprising ones are of the newest."""
 
 
-async def list_rollouts(question: Question) -> dict[str, Any]:
+async def list_rollouts(question: PageRequest) -> dict[str, Any]:
     """A page of rollouts, the newest first, as filtered by step, split, status, task, agent, reward and text.
 
     `order` is newest, oldest, best, worst or surprising: of the newest 400 those whose sampled tokens the
@@ -80,7 +80,7 @@ async def list_agents(store: Store, run_id: str) -> list[str]:
 
 
 class _Filter:
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: PageRequest) -> None:
         status = question.find("status")
         if status is not None and status not in tuple(Status):
             raise ConfigError(f"status={status!r} is none of {', '.join(Status)}")
@@ -157,7 +157,7 @@ def summary(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) 
     }
 
 
-async def show_rollout(question: Question) -> dict[str, Any]:
+async def show_rollout(question: PageRequest) -> dict[str, Any]:
     """One rollout in full: its records as they are shown, each with the place of the one above it."""
     store, found = await question.run()
     (rollout,) = await store.get_rollouts([question.word("id")])

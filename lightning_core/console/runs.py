@@ -13,7 +13,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
 
-from lightning_core.console.asking import Question
+from lightning_core.console.asking import PageRequest
 from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.heartbeat import living
@@ -45,14 +45,14 @@ _LATEST: Final = 3
 """Steps whose calls and tools are looked at."""
 
 
-async def list_runs(question: Question) -> list[dict[str, Any]]:
+async def list_runs(question: PageRequest) -> list[dict[str, Any]]:
     """All runs, the newest first, each with how it stands; one that can't be read says why."""
     found = await question.shelf.list()
     stand = [await _standing(question, one) for one in found[:_LISTED]]
     return [{"name": one.name, **more} for one, more in zip(found, stand, strict=False)]
 
 
-async def _standing(question: Question, found: Found) -> dict[str, Any]:
+async def _standing(question: PageRequest, found: Found) -> dict[str, Any]:
     try:
         store = await question.shelf.read(found)
         run = await store.find_run(found.run_id)
@@ -77,7 +77,7 @@ async def _standing(question: Question, found: Found) -> dict[str, Any]:
     }
 
 
-async def show_run(question: Question) -> dict[str, Any]:
+async def show_run(question: PageRequest) -> dict[str, Any]:
     """One run. With `since` only the numbers of that step and later ones, by agents too.
 
     A long run's columns are thinned, so they tell neither how many updates there were nor how long they took.
@@ -160,7 +160,12 @@ def _origin(run: Run | None) -> dict[str, Any]:
 
 
 async def _evaluations(
-    question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount], *, ends: bool = False
+    question: PageRequest,
+    store: Store,
+    run: Run | None,
+    counts: Sequence[RolloutCount],
+    *,
+    ends: bool = False,
 ) -> list[dict[str, Any]]:
     """How the evaluations that have ended went, sampled and greedy; each is read once. `ends`: the first and
     the last of them alone."""
@@ -191,7 +196,7 @@ async def _evaluation(store: Store, run: Run, step: int) -> dict[str, Any] | Non
 
 
 async def _learnt(
-    question: Question, store: Store, run: Run | None, counts: Sequence[RolloutCount], newest: int
+    question: PageRequest, store: Store, run: Run | None, counts: Sequence[RolloutCount], newest: int
 ) -> dict[str, Any]:
     """Verdict, training reward and agents of a run that has begun; made when more rollouts have ended than at
     the last look, or when there is a newer step than `newest` was then."""
@@ -230,7 +235,7 @@ def _member(member: Member, members: Sequence[Member]) -> dict[str, Any]:
 
 
 # the time of a run, and runs side by side ------------------------------------------------------
-async def show_time(question: Question) -> dict[str, Any]:
+async def show_time(question: PageRequest) -> dict[str, Any]:
     """Shares of the steps, the calls and tools of the latest ones, and what to change about what is large."""
     store, found = await question.run()
     metrics = await store.list_metrics(found.run_id)
@@ -255,7 +260,7 @@ async def show_time(question: Question) -> dict[str, Any]:
     }
 
 
-async def show_comparison(question: Question) -> dict[str, Any]:
+async def show_comparison(question: PageRequest) -> dict[str, Any]:
     """Runs side by side: settings that differ, reward curves on one axis, and the same held-out tasks."""
     names = question.words("with")
     if not names:
@@ -295,7 +300,7 @@ def _held_out(first: History, other: History) -> dict[str, Any]:
     }
 
 
-async def show_advice(question: Question) -> list[dict[str, Any]]:
+async def show_advice(question: PageRequest) -> list[dict[str, Any]]:
     """Returns the evidence of all runs of the shelf about the settings in which alone they differ."""
     histories = []
     for one in (await question.shelf.list())[:_LISTED]:
@@ -306,7 +311,7 @@ async def show_advice(question: Question) -> list[dict[str, Any]]:
     return [{**asdict(each), "message": each.message} for each in advise(histories)]
 
 
-async def _history(question: Question, found: Found, *, metrics: bool = False) -> History:
+async def _history(question: PageRequest, found: Found, *, metrics: bool = False) -> History:
     store = await question.shelf.read(found)
     run = await get_run(store, found.run_id)
     greedy = [one for one in await _last_evaluation(store, run.id) if one.sampling.temperature == 0.0]

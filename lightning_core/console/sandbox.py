@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from lightning_core.console.asking import Question
+from lightning_core.console.asking import PageRequest
 from lightning_core.console.models import AUTHOR
 from lightning_core.console.shelf import TRIAL, TRIED
 from lightning_core.errors import ConfigError
@@ -47,7 +47,7 @@ _TOLD: Final = 2000
 """Characters of a process's last words."""
 
 
-async def show_sandbox(question: Question) -> dict[str, Any]:
+async def show_sandbox(question: PageRequest) -> dict[str, Any]:
     """Returns the possible trials and the finished ones, each with the difference of its arms."""
     store, found = await question.run()
     run = await get_run(store, found.run_id)
@@ -64,7 +64,7 @@ async def show_sandbox(question: Question) -> dict[str, Any]:
     }
 
 
-async def try_versions(question: Question) -> dict[str, Any]:
+async def try_versions(question: PageRequest) -> dict[str, Any]:
     """Begin a trial of `a` against `b`, each {"version", "prompts"}, with `samples` of each of `tasks`."""
     found = await question.shelf.get(question.word("run"))
     store = await question.shelf.write(found)
@@ -92,7 +92,7 @@ async def try_versions(question: Question) -> dict[str, Any]:
     return {"trial": trial.id}
 
 
-async def save_prompt(question: Question) -> dict[str, Any]:
+async def save_prompt(question: PageRequest) -> dict[str, Any]:
     """Add a version of a declared prompt, not the current one. ConfigError if it lost a placeholder."""
     found = await question.shelf.get(question.word("run"))
     store = await question.shelf.write(found)
@@ -188,7 +188,7 @@ async def _start(trial: Run, given: Sequence[str]) -> asyncio.subprocess.Process
     )
 
 
-async def _trial(question: Question, store: Store, trial: Run) -> dict[str, Any]:
+async def _trial(question: PageRequest, store: Store, trial: Run) -> dict[str, Any]:
     rollouts = await store.find_rollouts(trial.id)
     arms = [[one for one in rollouts if one.id.startswith(f"{trial.id}-s0-{arm}")] for arm in ARMS]
     failed = [_failures(arm) for arm in arms]

@@ -15,7 +15,7 @@ from urllib.parse import quote_plus
 
 import orjson
 
-from lightning_core.console.asking import Question
+from lightning_core.console.asking import PageRequest
 from lightning_core.console.rollouts import ORDERS, list_rollouts
 from lightning_core.console.server import ANSWERS, START, asset_names, digest, page, read_asset, to_json
 from lightning_core.console.shelf import Found, Shelf
@@ -58,7 +58,7 @@ def write_report(folder: Path, plugins: Plugins) -> Path:
 
 async def _write(what: str, plugins: Plugins) -> str:
     async with Shelf(what, plugins) as shelf:
-        answers = {address("runs", {}): await ANSWERS["runs"](Question(shelf, []))}
+        answers = {address("runs", {}): await ANSWERS["runs"](PageRequest(shelf, []))}
         listed = [one for one in await shelf.list() if one.problem is None]
         runs = [one for one in listed if await (await shelf.read(one)).find_run(one.run_id)]
         if not runs:
@@ -76,7 +76,7 @@ async def _of_run(shelf: Shelf, found: Found) -> dict[str, Any]:
     asked: list[tuple[str, Given]] = [("run", run), ("models", {**run, "name": POLICY}), ("time", run)]
     rows: dict[str, dict[str, Any]] = {}
     for wanted in (*({"order": order} for order in ORDERS), {"status": "failed"}):
-        page = await list_rollouts(Question(shelf, [*run.items(), *wanted.items()]))
+        page = await list_rollouts(PageRequest(shelf, [*run.items(), *wanted.items()]))
         rows.update({row["id"]: row for row in page["rows"][:PER_ORDER]})
     asked += [("rollout", {**run, "id": rollout_id}) for rollout_id in rows]
     answers = {address(name, given): await _ask(shelf, name, given) for name, given in asked}
@@ -100,7 +100,7 @@ async def _of_steps(shelf: Shelf, found: Found) -> dict[str, Any]:
 
 
 async def _ask(shelf: Shelf, name: str, given: Given) -> Any:
-    return await ANSWERS[name](Question(shelf, _pairs(given)))
+    return await ANSWERS[name](PageRequest(shelf, _pairs(given)))
 
 
 def address(name: str, given: Given) -> str:

@@ -34,12 +34,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lightning_core.console import models, reasons, rollouts, runs, sandbox
-from lightning_core.console.asking import Question
+from lightning_core.console.asking import PageRequest
 from lightning_core.console.shelf import Shelf
 from lightning_core.errors import AccessError, ConfigError, DataError, LightningError, NotFoundError
 from lightning_core.json_text import whole
 
-Answer = Callable[[Question], Awaitable[Any]]
+Answer = Callable[[PageRequest], Awaitable[Any]]
 ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
     {
         **runs.ANSWERS,
@@ -115,7 +115,7 @@ class Console:
         if name not in known:
             return _refuse(404, f"there is no answer {name!r}")
         try:
-            return _json(await known[name](Question(self._shelf, asked)))
+            return _json(await known[name](PageRequest(self._shelf, asked)))
         except LightningError as error:
             return _refuse(_status(error), str(error))
 

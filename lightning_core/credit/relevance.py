@@ -44,7 +44,7 @@ from statistics import fmean
 from typing import ClassVar, TypeVar
 
 from lightning_core.credit.base import EPSILON, Comparison, Credit, Part
-from lightning_core.credit.tabular import State, Table, Turn, Visit, advantage, of_table
+from lightning_core.credit.tabular import State, Turn, Visit, VisitTable, advantage, of_table
 from lightning_core.ranges import check_range
 from lightning_core.types import Trajectory
 
@@ -71,11 +71,11 @@ class Relevance:
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """A group without a batch, of which nothing else is known."""
-        return self._compare(Table(group), {})
+        return self._compare(VisitTable(group), {})
 
     def of_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Credit:
         """The credit method for the groups of this batch."""
-        tables = {group[0].group_id: Table(group) for group in groups}
+        tables = {group[0].group_id: VisitTable(group) for group in groups}
         others = learnt_elsewhere({name: learn(table) for name, table in tables.items()})
 
         def credit(group: Sequence[Trajectory]) -> list[Comparison]:
@@ -84,13 +84,13 @@ class Relevance:
 
         return credit
 
-    def _compare(self, table: Table, others: Mapping[Turn, Learnt]) -> list[Comparison]:
+    def _compare(self, table: VisitTable, others: Mapping[Turn, Learnt]) -> list[Comparison]:
         if len(table.visits) < 2:
             return []
         known = list(self.known(table, others))
         return [of_table(table, lambda visit, place: self._weigh(visit, place, table, known[place]))]
 
-    def known(self, table: Table, others: Mapping[Turn, Learnt]) -> Iterator[dict[Turn, Learnt]]:
+    def known(self, table: VisitTable, others: Mapping[Turn, Learnt]) -> Iterator[dict[Turn, Learnt]]:
         """For each rollout of a group: what all the other rollouts of the batch tell of each turn."""
         theirs = {turn: learnt * self.others for turn, learnt in others.items()}
         for learnt in learn_without(table, range(len(table.visits))):
@@ -102,7 +102,7 @@ class Relevance:
             }
 
     def _weigh(
-        self, visit: Visit, place: int, table: Table, known: Mapping[Turn, Learnt]
+        self, visit: Visit, place: int, table: VisitTable, known: Mapping[Turn, Learnt]
     ) -> tuple[Part, ...]:
         learnt = known.get(table.turn(visit, place), Learnt())
         weight = self._raised(learnt.replies.relevance, self.unknown)
@@ -231,13 +231,13 @@ def usually_hidden(known: Mapping[Turn, Learnt]) -> dict[str, Spread]:
     return {agent: spread * (1 / spread.kinds) for agent, spread in whole.items() if spread.kinds}
 
 
-def learn(table: Table, without: int | None = None) -> dict[Turn, Learnt]:
+def learn(table: VisitTable, without: int | None = None) -> dict[Turn, Learnt]:
     """Returns a group's evidence about each turn, from all rollouts or without one."""
     (learnt,) = learn_without(table, (without,))
     return learnt
 
 
-def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[Turn, Learnt]]:
+def learn_without(table: VisitTable, places: Iterable[int | None]) -> Iterator[dict[Turn, Learnt]]:
     """Yields a group's evidence about each turn without each of these rollouts. A state's evidence is the
     same without any of the rollouts with the same reply there. It is the whole group's without a rollout that
     never reached the state."""
@@ -259,7 +259,7 @@ def learn_without(table: Table, places: Iterable[int | None]) -> Iterator[dict[T
         }
 
 
-def said_in(table: Table) -> dict[tuple[Turn, State], dict[int, Saying]]:
+def said_in(table: VisitTable) -> dict[tuple[Turn, State], dict[int, Saying]]:
     """Returns each rollout's reply in each state, by its place; one reply of a rollout in a turn."""
     said: defaultdict[tuple[Turn, State], dict[int, Saying]] = defaultdict(dict)
     for place, found in enumerate(table.visits):

@@ -28,7 +28,7 @@ It assumes that a reward about a call is owed to that call or to earlier ones: o
 later calls made of it is counted for the calls up to it alone, not for those that brought it about. If so it
 is unbiased, also where observations hide something.
 
-`Table` holds a group's visits as a table of what states came to; each look-up leaves one rollout out.
+`VisitTable` holds a group's visits as a table of what states came to; each look-up leaves one rollout out.
 
 Leaving a rollout out keeps its own luck out of what it is measured by. A rollout counts once in every entry,
 with the mean over its visits. A place is a rollout's index in the group.
@@ -109,7 +109,7 @@ Turn = tuple[str, int]
 Label = State | Turn
 
 
-class Table:
+class VisitTable:
     """The returns of a group's rollouts, by state and by turn."""
 
     def __init__(self, group: Sequence[Trajectory]) -> None:
@@ -178,7 +178,7 @@ class Tabular:
         """One comparison: all advantages of the group."""
         if len(group) < 2:
             return []
-        table = Table(group)
+        table = VisitTable(group)
 
         def parts(visit: Visit, place: int) -> tuple[Part, ...]:
             return advantage(visit, place, table, self.own)
@@ -190,7 +190,7 @@ state = Tabular(own=1.0)
 """One comparison: all advantages of the group; its baselines are its own, not the algorithm's."""
 
 
-def of_table(table: Table, parts: Callable[[Visit, int], Sequence[Part]]) -> Comparison:
+def of_table(table: VisitTable, parts: Callable[[Visit, int], Sequence[Part]]) -> Comparison:
     """The comparison in which each visit, of the rollout at a place of the table, is credited with the sum of
     its parts."""
     made = [
@@ -202,7 +202,7 @@ def of_table(table: Table, parts: Callable[[Visit, int], Sequence[Part]]) -> Com
     return Comparison(tuple(advantages), baseline=False, parts=every.__getitem__)
 
 
-def advantage(visit: Visit, place: int, table: Table, own: float) -> tuple[Part, ...]:
+def advantage(visit: Visit, place: int, table: VisitTable, own: float) -> tuple[Part, ...]:
     """Returns the parts of a visit's advantage, for the rollout at this place of the table."""
     returned, following = table.returned(visit, place), visit.following
     looked_up: float | None = None

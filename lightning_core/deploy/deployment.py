@@ -65,7 +65,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeploymentPlace:
     """Where the parts are to be found in one engine."""
 
     store: str | None
@@ -142,7 +142,7 @@ class Deployment:
         """Names of all secrets, the store's first."""
         return tuple(dict.fromkeys((self.password, *self.secrets)))
 
-    def train(self, place: Place) -> list[str]:
+    def train(self, place: DeploymentPlace) -> list[str]:
         """Arguments of `agentlightning` for the trainer, the same for its first start and for any other."""
         options = ["--folder", place.folder, "--set", "resume=auto"]
         if place.store is not None:
@@ -153,7 +153,7 @@ class Deployment:
             options += _set("remote=runner", f"listen=0.0.0.0:{PORT}", f"address={place.gateway}")
         return ["train", self.script, *options, *_set(*self.settings), *self._own()]
 
-    def work(self, place: Place, *options: str) -> list[str]:
+    def work(self, place: DeploymentPlace, *options: str) -> list[str]:
         """Returns the command of a worker."""
         return [
             *("worker", self.script, "--store", str(place.store), *options),
@@ -161,12 +161,12 @@ class Deployment:
             *self._own(),
         ]
 
-    def answer(self, place: Place, *options: str) -> list[str]:
+    def answer(self, place: DeploymentPlace, *options: str) -> list[str]:
         """Returns the command of a gateway of its own."""
         listen = ("--listen", f"0.0.0.0:{PORT}", "--address", str(place.gateway))
         return ["gateway", "--store", str(place.store), *options, *listen]
 
-    def serve(self, place: Place, host: str, version: str = "") -> list[str]:
+    def serve(self, place: DeploymentPlace, host: str, version: str = "") -> list[str]:
         """Returns the command that serves the trained policy; `version`: "@12" in place of the current
         one."""
         listen = ("--listen", f"0.0.0.0:{PORT}", "--allow-host", host)

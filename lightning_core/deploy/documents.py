@@ -6,7 +6,15 @@ import shlex
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_core.deploy.deployment import OWN_STORE, PORT, RUNS, USER, Deployment, Place, hosts_of
+from lightning_core.deploy.deployment import (
+    OWN_STORE,
+    PORT,
+    RUNS,
+    USER,
+    Deployment,
+    DeploymentPlace,
+    hosts_of,
+)
 from lightning_core.errors import ConfigError
 from lightning_core.stores.credentials import NAMED
 
@@ -21,7 +29,7 @@ _PROBE: Final = f"__import__('urllib.request').request.urlopen('http://127.0.0.1
 def make_compose(deployment: Deployment, files: Path) -> Document:
     """The content of `compose.yaml`, which lies in the folder `files`, relative to the app's."""
     host = "gateway" if deployment.gateway else "trainer"
-    place = Place(
+    place = DeploymentPlace(
         deployment.store or OWN_STORE.format(host="postgres"),
         f"{RUNS}/{deployment.name}",
         f"http://{host}:{PORT}",
@@ -73,7 +81,9 @@ def _literal(words: list[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def _part(deployment: Deployment, place: Place, files: Path, image: str, *, app: bool = True) -> Document:
+def _part(
+    deployment: Deployment, place: DeploymentPlace, files: Path, image: str, *, app: bool = True
+) -> Document:
     """Returns the part that all of our own containers share. `app`: the user's code runs there, and gets its
     secrets."""
     names = deployment.variables if app else (deployment.password,)
@@ -144,7 +154,7 @@ REGISTRY: Final = "registry.example"
 def make_values(deployment: Deployment) -> Document:
     """The content of `values.yaml`."""
     name = deployment.name
-    place = Place(
+    place = DeploymentPlace(
         deployment.store or OWN_STORE.format(host=f"{name}-postgres"),
         f"{RUNS}/{name}",
         f"http://$(POD_IP):{PORT}",
@@ -197,7 +207,7 @@ def make_values(deployment: Deployment) -> Document:
     }
 
 
-def _trigger(deployment: Deployment, place: Place) -> Document:
+def _trigger(deployment: Deployment, place: DeploymentPlace) -> Document:
     """Returns KEDA's PostgreSQL trigger: as many workers as the waiting and running rollouts need."""
     if deployment.password != "PGPASSWORD":
         return {}
@@ -250,7 +260,7 @@ def make_job(deployment: Deployment) -> list[Document]:
             f"backend {deployment.backend!r} needs no Ray: give `agentlightning deploy helm`, or train with "
             "--set backend=verl and --gpu"
         )
-    place = Place(deployment.store, f"{RUNS}/{deployment.name}")
+    place = DeploymentPlace(deployment.store, f"{RUNS}/{deployment.name}")
     command = ["agentlightning", *deployment.train(place)]
     volume = {
         "apiVersion": "v1",
@@ -333,7 +343,7 @@ def make_task(deployment: Deployment, files: Path) -> Document:
         )
     outlives = deployment.store is not None  # a file of SQLite does not work in a bucket
     folder = f"{RUNS if outlives else 'runs'}/{deployment.name}"
-    command = shlex.join(["agentlightning", *deployment.train(Place(deployment.store, folder))])
+    command = shlex.join(["agentlightning", *deployment.train(DeploymentPlace(deployment.store, folder))])
     task: Document = {"name": deployment.name, "workdir": ".", "resources": _machine(deployment)}
     if outlives:
         bucket = {"name": f"{deployment.name}-runs", "mode": "MOUNT_CACHED", "persistent": True}

@@ -44,7 +44,7 @@ LOOK_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class Orchestrator:
     """One of them: what it reads, and the commands that a person gives. `{name}` and `{files}` stand for the
     deployment's name and the folder of the files."""
 
@@ -82,8 +82,8 @@ _REMOVE: Final = (
     "kubectl delete secret {name}; kubectl delete pvc --selector app.kubernetes.io/instance={name}"
 )
 _SECRET: Final = "kubectl create secret generic {name} --from-env-file {files}/.env"
-ENGINES: Final[Mapping[str, Engine]] = {
-    "docker": Engine(
+ENGINES: Final[Mapping[str, Orchestrator]] = {
+    "docker": Orchestrator(
         program="docker",
         brings_store=True,
         main="compose.yaml",
@@ -95,7 +95,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         inside=f"{_COMPOSE} run --rm --no-deps -T --entrypoint python trainer",
         logs=f"{_COMPOSE} logs trainer",
     ),
-    "helm": Engine(
+    "helm": Orchestrator(
         program="helm",
         brings_store=True,
         main="values.yaml",
@@ -109,7 +109,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         inside=_IN_TRAINER,
         logs="kubectl logs --selector app.kubernetes.io/instance={name},app.kubernetes.io/component=trainer",
     ),
-    "ray": Engine(
+    "ray": Orchestrator(
         program="kubectl",
         main="rayjob.yaml",
         make=lambda deployment, files: {"rayjob.yaml": make_job(deployment)},
@@ -120,7 +120,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         remove=_REMOVE,
         logs="kubectl logs --follow job/{name}",
     ),
-    "sky": Engine(
+    "sky": Orchestrator(
         program="sky",
         main="sky.yaml",
         make=lambda deployment, files: {"sky.yaml": make_task(deployment, files)},
@@ -135,7 +135,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
 
 
 def write_files(
-    engine: Engine, deployment: Deployment, files: Path, loaded: Sequence[str], title: str
+    engine: Orchestrator, deployment: Deployment, files: Path, loaded: Sequence[str], title: str
 ) -> None:
     """Write all that the engine reads to the folder. Raises ConfigError if its files are there already: a
     person may have edited them."""
@@ -283,7 +283,7 @@ def _write(file: Path, lines: Iterable[str]) -> None:
 
 
 # starting and stopping -------------------------------------------------------------------
-def start(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
+def start(engine: Orchestrator, deployment: Deployment, files: Path, say: Say) -> None:
     """Start it with the user's program, and follow until a rollout has a reward.
 
     Raises ConfigError if the program is missing or fails, or if there is no reward for half an hour.
@@ -300,7 +300,7 @@ def start(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None
         _run(_words(engine.logs, deployment, files), say)
 
 
-def stop(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
+def stop(engine: Orchestrator, deployment: Deployment, files: Path, say: Say) -> None:
     """Take everything away but what holds data, and say what that is."""
     _check_program(engine)
     for command in engine.down:
@@ -317,7 +317,7 @@ def _words(command: str, deployment: Deployment, files: Path) -> list[str]:
     return [word.format(name=deployment.name, files=files) for word in shlex.split(command)]
 
 
-def _check_program(engine: Engine) -> None:
+def _check_program(engine: Orchestrator) -> None:
     if shutil.which(engine.program) is None:
         raise ConfigError(
             f"{engine.program!r} is not installed here, which starts and stops this; install it, or give the "
@@ -325,7 +325,7 @@ def _check_program(engine: Engine) -> None:
         )
 
 
-def _check_secrets(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
+def _check_secrets(engine: Orchestrator, deployment: Deployment, files: Path, say: Say) -> None:
     """Each has a value in `.env`; a database of our own gets a password there."""
     file = files / ".env"
     text = file.read_text() if file.exists() else ""
@@ -356,7 +356,7 @@ def _ask(command: Command) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
 
 
-def _follow(engine: Engine, deployment: Deployment, files: Path, say: Say) -> None:
+def _follow(engine: Orchestrator, deployment: Deployment, files: Path, say: Say) -> None:
     """Ask beside the trainer again and again, as its container may still be on its way."""
     look = (*_words(engine.inside, deployment, files), *first_reward(f"{RUNS}/{deployment.name}"))
     logs = shlex.join(_words(engine.logs, deployment, files))

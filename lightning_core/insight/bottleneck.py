@@ -19,7 +19,7 @@ _PARTS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """A part of the time."""
 
     name: str
@@ -30,7 +30,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Bottleneck:
     """Something that takes much of the time, with its numbers and one thing to change."""
 
     about: str
@@ -40,14 +40,14 @@ class Finding:
     share: float
 
 
-def parts(metrics: Sequence[Metrics]) -> list[Part]:
+def parts(metrics: Sequence[Metrics]) -> list[StepPart]:
     """Returns the parts of the steps' time, the largest first; "other" is the time in no part."""
     whole = _sum(metrics, "step_seconds")
     if whole <= 0:
         return []
     seconds = {name: _sum(metrics, metric) for metric, name in _PARTS.items()}
     seconds["other"] = max(0.0, whole - sum(seconds.values()))
-    found = [Part(name, value, value / whole) for name, value in seconds.items()]
+    found = [StepPart(name, value, value / whole) for name, value in seconds.items()]
     return sorted(found, key=lambda part: -part.seconds)
 
 
@@ -113,7 +113,7 @@ def bottleneck(
     rollouts: Iterable[Rollout] = (),
     calls: Iterable[Call] = (),
     events: Iterable[Event] = (),
-) -> list[Finding]:
+) -> list[Bottleneck]:
     """Returns the parts with at least a fifth of the steps' time, the largest first. Give the calls and
     events of some steps, with their rollouts: from them it names the slowest agent and tool."""
     whole = _sum(metrics, "step_seconds")
@@ -124,7 +124,7 @@ def bottleneck(
         "other": "save checkpoints less often (`checkpoint_every`), and see whether the store is far away",
     }
     found = [
-        Finding(
+        Bottleneck(
             part.name,
             f"{part.name} takes {part.share:.0%} of the steps ({part.seconds / len(metrics):.1f} s each)",
             advice[part.name],
@@ -137,7 +137,7 @@ def bottleneck(
     if late.whole:
         share = late.seconds / late.whole
         found.append(
-            Finding(
+            Bottleneck(
                 "waiting",
                 f"{share:.0%} of collecting is spent waiting for the last tenth of the rollouts",
                 f"see why {late.slowest[-1]} took so long; give a `timeout`, or staleness=1",
@@ -150,7 +150,7 @@ def bottleneck(
     for about, shares, what in (("tool", tools, "cache or shorten it"), ("agent", agents, _LESS)):
         for one in shares[:1] if spent else ():
             found.append(
-                Finding(
+                Bottleneck(
                     f"{about} {one.name}",
                     f"{about} {one.name!r} takes {one.seconds / spent:.0%} of the time in calls and tools: "
                     f"{one.count} times, {one.seconds / one.count:.2f} s each, at most {one.longest:.2f} s",

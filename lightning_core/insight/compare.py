@@ -52,7 +52,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Runs side by side; all lists are in the order of the runs."""
 
     settings: Mapping[str, tuple[JsonValue, ...]]
@@ -63,14 +63,14 @@ class Comparison:
     """The reward of each held-out task; None where a run was not asked it."""
 
 
-def compare(histories: Sequence[History], budget: int = 400) -> Comparison:
+def compare(histories: Sequence[History], budget: int = 400) -> RunComparison:
     """The runs side by side."""
     names = sorted({name for one in histories for name in one.settings} - {"folder"})
     settings = {name: tuple(one.settings.get(name) for one in histories) for name in names}
     drawn = [curves(one.metrics, budget, DRAWN) for one in histories]
     rewards = [{rollout.task.id: reward_of(rollout) for rollout in one.held_out} for one in histories]
     tasks = list(dict.fromkeys(task for one in rewards for task in one))
-    return Comparison(
+    return RunComparison(
         {name: values for name, values in settings.items() if any(one != values[0] for one in values)},
         {
             name: tuple(one.get(name, ()) for one in drawn)
@@ -152,7 +152,7 @@ def _advice(name: str, first: _Scored, second: _Scored) -> Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SettingTrial:
     """Two versions on the same tasks; a task counts once both have an end to show for it."""
 
     means: tuple[float | None, float | None]
@@ -165,18 +165,18 @@ class Trial:
     """Mean reward of each task; those on which they part most come first."""
 
 
-def compare_trials(first: Sequence[Rollout], second: Sequence[Rollout]) -> Trial:
+def compare_trials(first: Sequence[Rollout], second: Sequence[Rollout]) -> SettingTrial:
     """The two by task: the tasks are resampled, each with its own difference."""
     a, b = (_by_task(rollouts) for rollouts in (first, second))
     tasks = {task: (a[task], b[task]) for task in a if task in b}
     parted = dict(sorted(tasks.items(), key=lambda one: -abs(one[1][1] - one[1][0])))
     if not tasks:
-        return Trial((None, None), None, None, None, {})
+        return SettingTrial((None, None), None, None, None, {})
     gains = [after - before for before, after in tasks.values()]
     difference, low, high = difference_of([0.0], gains)
     means = fmean(before for before, _ in tasks.values()), fmean(after for _, after in tasks.values())
     sure = len(tasks) >= LEAST
-    return Trial(means, difference, low if sure else None, high if sure else None, parted)
+    return SettingTrial(means, difference, low if sure else None, high if sure else None, parted)
 
 
 def _by_task(rollouts: Sequence[Rollout]) -> dict[str, float]:

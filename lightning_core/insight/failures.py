@@ -28,7 +28,7 @@ VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+(\.\d+)?")
 """The varying parts of messages of one kind: names, values, addresses in memory and numbers."""
 
 
-class Reason(Record):
+class FailureReason(Record):
     """Failures of one kind."""
 
     error: str
@@ -55,12 +55,12 @@ def is_users(filename: str) -> bool:
     return not any(part in name for part in _LIBRARIES)
 
 
-def reason_of(rollout: Rollout) -> Reason:
+def reason_of(rollout: Rollout) -> FailureReason:
     """Why one rollout failed."""
     text = rollout.error or "no error was stored"
     places = [place for place, file in _FRAME.findall(text) if is_users(file)]
     hint = _HINT.search(text)
-    return Reason(
+    return FailureReason(
         error=text.partition("\n")[0],
         place=places[-1] if places else None,
         hint=hint and hint[1],
@@ -68,7 +68,7 @@ def reason_of(rollout: Rollout) -> Reason:
     )
 
 
-def kind_of(reason: Reason) -> tuple[str, str]:
+def kind_of(reason: FailureReason) -> tuple[str, str]:
     """Equal for failures of one cause: the hint, type and place, or the message without what varies."""
     if reason.hint is not None:
         return VARIES.sub("…", reason.hint), ""
@@ -133,9 +133,9 @@ def find_refused(calls: Iterable[Call]) -> Refused | None:
     return Refused(count=len(refused), calls=len(every), agent=first.agent, error=first.error or "no reason")
 
 
-def group_failures(rollouts: Iterable[Rollout]) -> list[Reason]:
+def group_failures(rollouts: Iterable[Rollout]) -> list[FailureReason]:
     """The reasons of the failed rollouts among these, the most frequent first."""
-    groups: dict[tuple[str, str], Reason] = {}
+    groups: dict[tuple[str, str], FailureReason] = {}
     for rollout in rollouts:
         if rollout.status is Status.FAILED:
             reason = reason_of(rollout)

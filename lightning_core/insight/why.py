@@ -279,7 +279,7 @@ def _silence(t: Transition, trajectory: Trajectory, told: set[str], report: Cred
 
 # what if --------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Change:
+class AdvantageChange:
     """An advantage before and after; None where there is none."""
 
     key: Key
@@ -299,7 +299,7 @@ class WhatIf:
 
     before: Answers
     after: Answers
-    changes: tuple[Change, ...]
+    changes: tuple[AdvantageChange, ...]
     """One for each transition of either, the one that moves most first."""
     note: str = LATER
 
@@ -340,7 +340,7 @@ def what_if(step: Step, method: Method, other: Other) -> WhatIf:
     )
     keys = dict.fromkeys([*before.reasons, *after.reasons])
     changes = [
-        Change(
+        AdvantageChange(
             key,
             (before.reasons.get(key) or after.reasons[key]).transition.agent,
             _advantage(before, key),

@@ -31,7 +31,7 @@ CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class GatewayAddress:
     """A gateway that answers."""
 
     name: str
@@ -56,10 +56,10 @@ class GatewayFinder:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._found: dict[str, tuple[float, list[Gateway]]] = {}
+        self._found: dict[str, tuple[float, list[GatewayAddress]]] = {}
         """The gateways that answered, by run, and until when that is believed."""
 
-    async def answering(self, run_id: str) -> list[Gateway]:
+    async def answering(self, run_id: str) -> list[GatewayAddress]:
         """The gateways of a run that answer; one that comes back is seen at once."""
         now = time.monotonic()
         self._found = {run: found for run, found in self._found.items() if found[0] > now}
@@ -98,7 +98,7 @@ class Gateways:
         self._finder = GatewayFinder(store)
         self._run_id = run_id
         self._make_scope = make_scope
-        self._found: list[Gateway] = []
+        self._found: list[GatewayAddress] = []
 
     def scope_for(self, attempt: Attempt) -> Scope:
         """The scope of an attempt, once `ready`. One rollout keeps to one gateway while that is there."""
@@ -127,17 +127,17 @@ def gateways_among(members: Sequence[Member]) -> list[Member]:
     return living(found) or found
 
 
-async def answering(members: Sequence[Member]) -> list[Gateway]:
+async def answering(members: Sequence[Member]) -> list[GatewayAddress]:
     """The gateways that answer now, and are those that their members speak of."""
     answers = await asyncio.gather(*(find_instance(member.url or "") for member in members))
     return [
-        Gateway(member.name, member.url or "", said)
+        GatewayAddress(member.name, member.url or "", said)
         for member, said in zip(members, answers, strict=True)
         if said and member.data.get("instance") == said
     ]
 
 
-def choose(gateways: Sequence[Gateway], rollout_id: str) -> Gateway:
+def choose(gateways: Sequence[GatewayAddress], rollout_id: str) -> GatewayAddress:
     """The gateway of a rollout: the same one while it is there, and others for other rollouts."""
     return max(gateways, key=lambda one: blake2b(f"{one.name} {rollout_id}".encode()).digest())
 

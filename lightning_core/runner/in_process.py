@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from threading import Thread
 
 from lightning_core.errors import RewardError
-from lightning_core.runner.outcome import Outcome, Solve, failed, to_reward
+from lightning_core.runner.outcome import AttemptOutcome, Solve, failed, to_reward
 from lightning_core.runner.program import COMMAND_GRACE_SECONDS, END_SECONDS, Command
 from lightning_core.tracing.scope import Scope, leave_behind, rollout_scope
 from lightning_core.types import Task
@@ -48,7 +48,7 @@ class InProcess:
     async def __aexit__(self, *exc: object) -> None:
         return None
 
-    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
+    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> AttemptOutcome:
         """See `WorkerPool.run`."""
         with rollout_scope(scope):
             begun()
@@ -59,7 +59,7 @@ class InProcess:
                 if await self._cancel(work):
                     raise
                 leave_behind()
-                return Outcome(left_behind=True)
+                return AttemptOutcome(left_behind=True)
             return self._read(work.result(), task)
 
     async def _cancel(self, work: asyncio.Task[_Ended]) -> bool:
@@ -72,12 +72,14 @@ class InProcess:
         work.add_done_callback(self._stubborn.discard)
         return False
 
-    def _read(self, ended: _Ended, task: Task) -> Outcome:
+    def _read(self, ended: _Ended, task: Task) -> AttemptOutcome:
         """Returns the outcome to store: a finite number, nothing, or text."""
         failure = ended.error
         if failure is None:
             try:
-                return Outcome(None if ended.value is None else to_reward(ended.value, task, self._solve))
+                return AttemptOutcome(
+                    None if ended.value is None else to_reward(ended.value, task, self._solve)
+                )
             except RewardError as refused:
                 failure = refused
         return failed(failure)

@@ -25,7 +25,7 @@ NOTE = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptOutcome:
     """How an attempt ended."""
 
     reward: float | None = None
@@ -68,9 +68,9 @@ def name_of(solve: object) -> str:
 
 
 # errors -------------------------------------------------------------------------------------
-def failed(error: BaseException) -> Outcome:
+def failed(error: BaseException) -> AttemptOutcome:
     """The outcome of a function that raised."""
-    return Outcome(error=describe(error), world=is_of_world(error))
+    return AttemptOutcome(error=describe(error), world=is_of_world(error))
 
 
 def is_of_world(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Any, Protocol
 
 from lightning_core.errors import LightningError, WorkerError
-from lightning_core.runner.outcome import Outcome
+from lightning_core.runner.outcome import AttemptOutcome
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Task
 
@@ -32,7 +32,7 @@ class Slot(Protocol):
     def alive(self) -> bool:
         """Whether it can be given an attempt."""
 
-    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
+    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> AttemptOutcome:
         """See `WorkerPool.run`; a slot that was cancelled, or that broke, is not alive any more."""
 
     async def end(self) -> bool:
@@ -80,7 +80,7 @@ class WorkerPool:
         await asyncio.gather(*self._starting, return_exceptions=True)
         await asyncio.gather(*(slot.end() for slot in self._slots))
 
-    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
+    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> AttemptOutcome:
         """Run one attempt, in `scope`.
 
         `begun` is called once, when the function is about to run: until then the attempt may have waited for

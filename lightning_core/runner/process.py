@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 
 from lightning_core.errors import ConfigError, WorkerError
-from lightning_core.runner.outcome import Outcome, Solve, describe
+from lightning_core.runner.outcome import AttemptOutcome, Solve, describe
 from lightning_core.runner.packing import pack
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.program import Program, Tail, end_of
@@ -87,7 +87,7 @@ class WorkerProcess:
         """Whether it can be given an attempt; a process may die while it has nothing to do."""
         return self._program.running and not self._reader.at_eof()
 
-    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
+    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> AttemptOutcome:
         """One attempt. Cancelling it ends the process; so does the function, if it kills its process."""
         begun()
         self._writer.write(frame(Assignment.of(scope, task)))
@@ -98,11 +98,11 @@ class WorkerProcess:
             await self._hear_out(reading, scope)
             if await self.end():
                 raise
-            return Outcome(left_behind=True)
+            return AttemptOutcome(left_behind=True)
         try:
             report: Report = reading.result()
         except GONE:
-            return Outcome(
+            return AttemptOutcome(
                 error=describe(await self._death(f"the worker process of task {task.id!r}")), world=True
             )
         report.put_into(scope)

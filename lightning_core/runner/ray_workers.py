@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from lightning_core import telemetry
 from lightning_core.errors import ConfigError, WorkerError
-from lightning_core.runner.outcome import Outcome, Solve, describe
+from lightning_core.runner.outcome import AttemptOutcome, Solve, describe
 from lightning_core.runner.packing import pack
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.process import GRACE_SECONDS, REPORT_SECONDS, WorkerProcess
@@ -122,7 +122,7 @@ class _Actor:
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         with suppress(OSError):
             os.chdir(folder)
-        self._running: asyncio.Task[Outcome] | None = None
+        self._running: asyncio.Task[AttemptOutcome] | None = None
 
     async def start(self, solve: bytes) -> str:
         """Start the process; the id of the node."""
@@ -179,7 +179,7 @@ class RaySlot:
             raise
         return slot
 
-    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
+    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> AttemptOutcome:
         """See `WorkerPool.run`. Raises ConfigError if the attempt could not reach its gateway from there."""
         import ray
 
@@ -198,13 +198,13 @@ class RaySlot:
                 working.result()[0].put_into(scope)
             if ended:
                 raise
-            return Outcome(left_behind=True)
+            return AttemptOutcome(left_behind=True)
         try:
             result: tuple[Report, bool] = working.result()
         except ray.exceptions.RayError as error:
             await self.end()
             died = WorkerError(f"the worker of task {task.id!r} died: {_cause(error)}")
-            return Outcome(error=describe(died), world=True)
+            return AttemptOutcome(error=describe(died), world=True)
         report, self.alive = result
         report.put_into(scope)
         assert report.outcome is not None

@@ -22,7 +22,7 @@ from lightning_core.returns import FailurePolicy
 from lightning_core.runner.config import may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
-from lightning_core.runner.outcome import Outcome, Solve, describe, failed, no_reward, with_refused
+from lightning_core.runner.outcome import AttemptOutcome, Solve, describe, failed, no_reward, with_refused
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.process import local_pool
 from lightning_core.runner.ray_workers import Workers, parse_workers
@@ -252,7 +252,7 @@ class Runner:
             outcome = failed(error)
         await self._record(slot, self._strictly(outcome, scope))
 
-    def _strictly(self, outcome: Outcome, scope: Scope) -> Outcome:
+    def _strictly(self, outcome: AttemptOutcome, scope: Scope) -> AttemptOutcome:
         """Tell the log what could not be recorded, once; the outcome is then a failure if that was asked
         for."""
         found = list(filter(None, map(read_unseen, scope.noticed()[1])))
@@ -265,7 +265,7 @@ class Runner:
             return outcome
         return failed(UnseenCallsError("; ".join(unseen.said() for unseen, _ in found)))
 
-    async def _run(self, slot: _Slot, scope: Scope) -> Outcome | None:
+    async def _run(self, slot: _Slot, scope: Scope) -> AttemptOutcome | None:
         """How the attempt ended, its time-out included; None if it was dropped before."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = slot.attempt.rollout.task
@@ -281,7 +281,7 @@ class Runner:
         if slot.dropped.done():
             return None
         obeyed = work.cancelled() or not work.result().left_behind
-        return Outcome(error=describe(self._timed_out(slot.attempt, obeyed=obeyed)))
+        return AttemptOutcome(error=describe(self._timed_out(slot.attempt, obeyed=obeyed)))
 
     def _timed_out(self, attempt: Attempt, *, obeyed: bool) -> TimeoutError:
         took = f"task {attempt.rollout.task.id!r} took longer than {self.timeout:g} s"
@@ -301,7 +301,7 @@ class Runner:
         await self.store.add_events(events)
         await self.store.add_rewards(list(scope.rewards))
 
-    async def _record(self, slot: _Slot, outcome: Outcome) -> None:
+    async def _record(self, slot: _Slot, outcome: AttemptOutcome) -> None:
         attempt = slot.attempt
         reward, error = await self._read(attempt, outcome)
         if error is not None:
@@ -316,7 +316,7 @@ class Runner:
         if self.on_finished is not None and rollout.status.finished:
             self.on_finished(rollout)
 
-    async def _read(self, attempt: Attempt, outcome: Outcome) -> tuple[float | None, str | None]:
+    async def _read(self, attempt: Attempt, outcome: AttemptOutcome) -> tuple[float | None, str | None]:
         """The outcome as (reward, error) for the store."""
         error = outcome.error
         given = outcome.reward is not None or error is not None

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 from lightning_core.plugins import load_plugins
 from lightning_core.prompts import Pinned
 from lightning_core.runner.in_process import InProcess
-from lightning_core.runner.outcome import Outcome, describe
+from lightning_core.runner.outcome import AttemptOutcome, describe
 from lightning_core.runner.tagging import tagging
 from lightning_core.tracing.scope import Scope
 from lightning_core.types import Call, Event, Reward, Task
@@ -66,14 +66,14 @@ class Assignment:
 class Report:
     """The records noticed of an attempt until now, and how it ended."""
 
-    outcome: Outcome | None
+    outcome: AttemptOutcome | None
     """None while it runs, and if it was ended from outside."""
     calls: tuple[Call, ...] = ()
     events: tuple[Event, ...] = ()
     rewards: tuple[Reward, ...] = ()
 
     @classmethod
-    def of(cls, scope: Scope, outcome: Outcome | None = None) -> Report:
+    def of(cls, scope: Scope, outcome: AttemptOutcome | None = None) -> Report:
         """May be called from any thread."""
         calls, events = scope.noticed()
         return cls(outcome, tuple(calls), tuple(events), tuple(scope.rewards))

@@ -28,7 +28,7 @@ from lightning_core.stores.notifications import CANCELLED, KINDS, Listener, Noti
 from lightning_core.stores.rows import Row
 from lightning_core.stores.sql import SqlTransaction
 from lightning_core.stores.table_store import TableStore
-from lightning_core.stores.workers import Driver, Job, Worker
+from lightning_core.stores.workers import Driver, Job, StoreWorker
 
 try:
     import psycopg
@@ -69,10 +69,10 @@ class PostgresStore(TableStore):
         self.name = place.name
         self._server_timeout = server_timeout
         notifications = Notifications()
-        channels = Channels(place.schema)
+        channels = NoticeChannels(place.schema)
         super().__init__(
-            Worker(_Writer(place, channels, notifications), server_timeout=server_timeout),
-            Worker(_Reader(place, notifications), server_timeout=server_timeout),
+            StoreWorker(_Writer(place, channels, notifications), server_timeout=server_timeout),
+            StoreWorker(_Reader(place, notifications), server_timeout=server_timeout),
             notifications,
             look_seconds=LOOK_SECONDS,
             listener=PostgresListener(lambda: connect(place), channels, notifications),
@@ -176,7 +176,7 @@ class _Reader(Driver[PostgresConnection]):
 
 
 class _Writer(_Reader):
-    def __init__(self, place: Place, channels: Channels, notifications: Notifications) -> None:
+    def __init__(self, place: Place, channels: NoticeChannels, notifications: Notifications) -> None:
         super().__init__(place, notifications)
         self._channels = channels
         self._name = secrets.token_hex(8)
@@ -239,7 +239,7 @@ class _Writer(_Reader):
 
 # notices ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Channels:
+class NoticeChannels:
     """Where the store in a schema tells what happened, and in which words.
 
     Each notice wakes every process that LISTENs to its channel, and a piece of the server for each that
@@ -266,7 +266,7 @@ class PostgresListener(Listener):
     """Sleeps on one connection until a notice comes, so waiting costs nothing while nothing happens."""
 
     def __init__(
-        self, connect: Callable[[], Connection], channels: Channels, notifications: Notifications
+        self, connect: Callable[[], Connection], channels: NoticeChannels, notifications: Notifications
     ) -> None:
         super().__init__("store notifications", notifications)
         self._connect = connect

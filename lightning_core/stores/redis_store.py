@@ -27,7 +27,7 @@ from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import CANCELLED, Listener, Notifications, Topic
 from lightning_core.stores.rows import CALLS
 from lightning_core.stores.table_store import TableStore
-from lightning_core.stores.workers import Driver, Job, Operation, Worker
+from lightning_core.stores.workers import Driver, Job, Operation, StoreWorker
 from lightning_core.types import Rollout
 
 try:
@@ -173,8 +173,8 @@ class RedisStore(TableStore):
         notifications = Notifications()
         writer, reader = (RedisDriver(self._link, notifications, writes=writes) for writes in (True, False))
         super().__init__(
-            Worker(writer, server_timeout=server_timeout),
-            Worker(reader, server_timeout=server_timeout),
+            StoreWorker(writer, server_timeout=server_timeout),
+            StoreWorker(reader, server_timeout=server_timeout),
             notifications,
             look_seconds=LOOK_SECONDS,
             listener=RedisListener(self._link, notifications),

@@ -28,7 +28,7 @@ from lightning_core.stores.packing import dump_json
 from lightning_core.stores.rows import SCHEMA, Dialect, Row
 from lightning_core.stores.sql import SqlTransaction
 from lightning_core.stores.table_store import TableStore
-from lightning_core.stores.workers import Direct, Driver, Job, Operation, Worker
+from lightning_core.stores.workers import Direct, Driver, Job, Operation, StoreWorker
 from lightning_core.types import Attempt
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,9 @@ class SqliteStore(TableStore):
             SqliteDriver(self.name, lambda: connect(self.path), notifications, writes=writes)
             for writes in (True, False)
         )
-        super().__init__(Worker(self._driver), Worker(reading), notifications, look_seconds=POLL_SECONDS)
+        super().__init__(
+            StoreWorker(self._driver), StoreWorker(reading), notifications, look_seconds=POLL_SECONDS
+        )
 
     async def lease(
         self, worker: str, limit: int, seconds: float, *, run_id: str | None = None

@@ -36,7 +36,7 @@ from lightning_core.stores.rows import (
     RUNS,
     Table,
 )
-from lightning_core.stores.workers import Direct, Operation, Worker
+from lightning_core.stores.workers import Direct, Operation, StoreWorker
 from lightning_core.types import (
     Alert,
     Attempt,
@@ -69,8 +69,8 @@ class TableStore:
 
     def __init__(
         self,
-        writer: Worker[C] | Direct[C],
-        reader: Worker[C] | Direct[C],
+        writer: StoreWorker[C] | Direct[C],
+        reader: StoreWorker[C] | Direct[C],
         notifications: Notifications,
         *,
         look_seconds: float,

@@ -169,7 +169,7 @@ def _take(job: Job, operation: Callable[..., Any], *given: object) -> None:
         job.result, job.error = None, error
 
 
-class Worker(Generic[C]):
+class StoreWorker(Generic[C]):
     """Runs operations in a thread on one connection of a driver."""
 
     def __init__(self, driver: Driver[C], *, server_timeout: float = 0.0) -> None:

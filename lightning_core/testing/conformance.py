@@ -36,8 +36,8 @@ from lightning_core.testing.framework import (
     Ability,
     Entrance,
     Framework,
-    Member,
     Stage,
+    TeamMember,
     member,
 )
 from lightning_core.testing.naming_laws import (
@@ -62,7 +62,7 @@ from lightning_core.types import ToolEvent
 __all__ = [
     "Ability",
     "Framework",
-    "Member",
+    "TeamMember",
     "framework",
     "stage",
     "test_a_time_out_and_a_retry_are_one_call",
@@ -188,7 +188,7 @@ async def test_every_tool_run_is_reported(stage: Stage, entrance: Entrance) -> N
     other = compute if entrance == "sync" else compute_slowly  # which needs a loop that runs
     script = f"look_up+{other.__name__},look_up"
 
-    def cast(rollout: str) -> list[Member]:
+    def cast(rollout: str) -> list[TeamMember]:
         return [member(rollout, "writer", look_up, other, calls=script)]
 
     for scope in await stage.play(cast, entrance):

@@ -38,7 +38,7 @@ Tool = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TeamMember:
     """An agent to build."""
 
     name: str
@@ -81,7 +81,7 @@ class Framework:
         """
         self._missing("open_model", None)
 
-    def build(self, model: Any, members: Sequence[Member]) -> Any:
+    def build(self, model: Any, members: Sequence[TeamMember]) -> Any:
         """An app in which each member works once, in this order, with the adapter attached as users do it."""
         self._missing("build", None)
 
@@ -110,15 +110,15 @@ TASK = "Begin."
 KEY = "the-apps-own-key"
 _OURS = "x-lightning-"
 
-Cast = Callable[[str], Sequence[Member]]
+Cast = Callable[[str], Sequence[TeamMember]]
 """The members of one rollout's app."""
 Bare = Callable[[str], None]
 """A call of a client without a framework, which truly belongs to the agent named."""
 
 
-def member(rollout: str, name: str, *tools: Tool, **marks: object) -> Member:
+def member(rollout: str, name: str, *tools: Tool, **marks: object) -> TeamMember:
     """A member whose instructions tell the truth about its calls, and the model what to do."""
-    return Member(name, mark(rollout=rollout, agent=name, **marks), tools)
+    return TeamMember(name, mark(rollout=rollout, agent=name, **marks), tools)
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Stage:
         return Scope(rollout, 1, self.gateway.url, f"token-of-{rollout}", agents)
 
     @asynccontextmanager
-    async def opened(self, cast: Sequence[Member]) -> AsyncIterator[Any]:
+    async def opened(self, cast: Sequence[TeamMember]) -> AsyncIterator[Any]:
         """One app of these members, with a model that names no endpoint."""
         async with self.framework.open_model(api_key="none") as model:
             yield self.framework.build(model, cast)
@@ -246,7 +246,8 @@ class Stage:
             if "agent" not in request.tagged().marks:
                 self.fail(
                     f"a prompt does not hold its agent's instructions: {request.body}",
-                    "Framework.build must hand on Member.instructions as they are, as system or user text.",
+                    "Framework.build must hand on TeamMember.instructions as they are, as system or user "
+                    "text.",
                 )
 
     @contextmanager

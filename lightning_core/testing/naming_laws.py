@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from lightning_core.testing.framework import ENTRANCES, KEY, ROLLOUTS, TASK, Entrance, Member, Stage, member
+from lightning_core.testing.framework import (
+    ENTRANCES,
+    KEY,
+    ROLLOUTS,
+    TASK,
+    Entrance,
+    Stage,
+    TeamMember,
+    member,
+)
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from lightning_core.types import UNNAMED
@@ -38,7 +47,7 @@ def look_up(question: str) -> str:
     return "found"
 
 
-def team(stage: Stage, rollout: str, *, asks: bool = False) -> list[Member]:
+def team(stage: Stage, rollout: str, *, asks: bool = False) -> list[TeamMember]:
     """As much as the framework can do: an agent that uses a tool between two calls, and one after it.
 
     If it `asks`, the tool calls a model too, after a while in which others work.
@@ -93,7 +102,7 @@ async def test_one_app_serves_many_rollouts(stage: Stage) -> None:
         with rollout_scope(stage.scope(rollout)):
             await stage.enter(app, "async", mark(rollout=rollout))
 
-    async with stage.opened([Member("writer", mark(agent="writer"))]) as app:
+    async with stage.opened([TeamMember("writer", mark(agent="writer"))]) as app:
         await asyncio.gather(*(one(app, f"r{index}") for index in range(ROLLOUTS)))
     stage.expect({"writer": 1}, ROLLOUTS, f"Keep nothing of a run on the app itself. {_PULL}")
 

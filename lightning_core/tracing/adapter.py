@@ -27,8 +27,8 @@ from lightning_core.types import UNNAMED, Who
 T = TypeVar("T")
 
 Wrapping = dict[tuple[type, str], Callable[[], None]]
-"""What one user has wrapped, by class and method, each with the function that takes it back. It is what a
-wrapper finds in its list of users, and may add to."""
+"""The wraps of one user, by class and method, each with the function that takes it back. A wrapper finds it
+in its list of users, and may add to it."""
 
 
 class Adapter:

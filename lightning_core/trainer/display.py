@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.backends.hosted import NONE
-from lightning_core.insight.failures import Reason, kind_of, reason_of
+from lightning_core.insight.failures import FailureReason, kind_of, reason_of
 from lightning_core.insight.rewards import WIDTH
 from lightning_core.insight.verdict import Verdict, say
 from lightning_core.terminal import Terminal
@@ -203,7 +203,7 @@ def verdict_lines(verdict: Verdict) -> Text:
     return lines.append("".join(f"\n{also}" for also in verdict.also), "not bold default")
 
 
-def failure_lines(reasons: Sequence[Reason], folder: Path) -> Text:
+def failure_lines(reasons: Sequence[FailureReason], folder: Path) -> Text:
     """How often rollouts failed for which reason, and how to look at one."""
     lines = Text("failed rollouts", "bold red")
     for reason in reasons[:LISTED]:

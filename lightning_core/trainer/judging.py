@@ -95,7 +95,7 @@ class Judging:
             if rollout.status is Status.SUCCEEDED:
                 groups[rollout.group_id].append(rollout)
         waiting = [group for group in groups.values() if not all(_judged(rewards[one.id]) for one in group)]
-        async with Endpoint(self.judge) as endpoint:
+        async with JudgeEndpoint(self.judge) as endpoint:
             judging = (self._judge(self.judge, endpoint, group, calls, rewards) for group in waiting)
             given = await asyncio.gather(*judging, return_exceptions=True)
         for part in given:
@@ -107,7 +107,7 @@ class Judging:
     async def _judge(
         self,
         judge: Judge,
-        endpoint: Endpoint,
+        endpoint: JudgeEndpoint,
         group: list[Rollout],
         calls: Mapping[str, Sequence[Call]],
         given: Rewards,
@@ -136,7 +136,7 @@ class Judging:
         await self.store.add_rewards(rewards)
         return rewards
 
-    async def _ask(self, judge: Judge, endpoint: Endpoint, question: Question) -> list[Score]:
+    async def _ask(self, judge: Judge, endpoint: JudgeEndpoint, question: Question) -> list[Score]:
         """The judge's scores, from the run's folder if it was asked the same before."""
         name = f"judge/{question.digest(judge.model)}.json"
         path = self.folder.path / name
@@ -226,7 +226,7 @@ def key_of(judge: Judge) -> str | None:
     return (os.environ.get("OPENAI_API_KEY") or None) if judge.base_url is None else judge.api_key
 
 
-class Endpoint:
+class JudgeEndpoint:
     """`async with Endpoint(judge)`: the judge's endpoint, open for questions."""
 
     def __init__(self, judge: Judge, tries: int = TRIES) -> None:

@@ -28,8 +28,8 @@ from lightning_core.trainer.summary import (
     AgentScore,
     AgentSummary,
     Evaluation,
+    EvaluationScore,
     PhaseSummary,
-    Score,
     SearchSummary,
     Summary,
 )
@@ -48,7 +48,9 @@ NO_PLOTS = "no curve: pip install 'agent-lightning-core[plots]'"
 """Said in place of a curve where its library is missing."""
 
 
-def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None) -> Score:
+def score(
+    rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None
+) -> EvaluationScore:
     """How well the rollouts of one evaluation did."""
     rewards = {rollout.id: reward_of(rollout) for rollout in rollouts}
     parts: defaultdict[str, list[float]] = defaultdict(list)
@@ -59,7 +61,7 @@ def score(rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], grou
     for rollout in rollouts:
         for call in calls.get(rollout.id, ()):
             acted[call.agent][rollout.id] = acted[call.agent].get(rollout.id, 0) + 1
-    return Score(
+    return EvaluationScore(
         success=fmean(rewards.values()),
         tasks=len(rollouts),
         failures=sum(rollout.status is not Status.SUCCEEDED for rollout in rollouts),

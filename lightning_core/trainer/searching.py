@@ -30,7 +30,7 @@ from lightning_core.returns import with_final
 from lightning_core.trainer.batch import count_failures
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.discovery import PLAYED, played
-from lightning_core.trainer.judging import Endpoint, JudgeError, address_of
+from lightning_core.trainer.judging import JudgeEndpoint, JudgeError, address_of
 from lightning_core.trainer.report import SEARCHES
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.summary import SearchSummary
@@ -376,7 +376,7 @@ async def ask(reflection: object, question: str) -> tuple[str, int]:
     asked = _Question(question)
     try:
         if isinstance(reflection, str):
-            async with Endpoint(_judge(reflection), tries=TRIES) as endpoint:
+            async with JudgeEndpoint(_judge(reflection), tries=TRIES) as endpoint:
                 answer: str = await endpoint.ask(asked)
                 return answer, endpoint.tokens or (len(question) + len(answer)) // CHARACTERS
         assert callable(reflection)

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import Field, JsonValue, ValidationError
 
-from lightning_core.insight.failures import Reason
+from lightning_core.insight.failures import FailureReason
 from lightning_core.insight.verdict import Verdict
 from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.types import Record
@@ -35,7 +35,7 @@ class AgentScore(Record):
     """Mean final reward of those rollouts."""
 
 
-class Score(Record):
+class EvaluationScore(Record):
     """One evaluation: every task once. A rollout that failed, or whose reward can't be used, scores 0."""
 
     success: float
@@ -60,7 +60,7 @@ class Evaluation(Record):
     step: int
     sampled: float
     greedy: float
-    detail: dict[str, Score]
+    detail: dict[str, EvaluationScore]
     """"sampled" and "greedy" in full."""
 
 
@@ -200,7 +200,7 @@ class Summary(Record):
     failures: int
     verdict: Verdict | None = None
     """The run's result in a sentence. None in a summary of an older version."""
-    reasons: list[Reason] = Field(default_factory=list)
+    reasons: list[FailureReason] = Field(default_factory=list)
     """Why rollouts failed, those of evaluations too; the most frequent first."""
     zero_variance_groups: int
     skipped_updates: int

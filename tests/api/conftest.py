@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lightning_core.api.access import Grant, Scope, issue
+from lightning_core.api.access import RunGrant, Scope, issue
 from lightning_core.api.app import LIMITS, Api
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.limits import Limits
@@ -90,7 +90,7 @@ def error(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 def token(scope: Scope, run: Run | None, *, seconds: float = 3600) -> str:
     """A token of one run, or of all."""
     secret = SERVER_SECRET if run is None else bytes.fromhex(run.secret)
-    return issue(secret, Grant(scope, None if run is None else run.id, time.time() + seconds))
+    return issue(secret, RunGrant(scope, None if run is None else run.id, time.time() + seconds))
 
 
 def rollout(name: str, **fields: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.api.access import Grant, issue, server_secret
+from lightning_core.api.access import RunGrant, issue, server_secret
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.sqlite import MemoryStore
@@ -237,10 +237,10 @@ async def test_a_call_that_the_gateway_recorded_is_not_replaced_by_a_worker(desk
 async def test_a_stranger_does_not_learn_which_runs_there_are(desk: Desk) -> None:
     said = set()
     for run_id in ("run", "other", "unknown", "", "\x00"):
-        forged = issue(b"a secret of their own", Grant("admin", run_id, time.time() + 60))
+        forged = issue(b"a secret of their own", RunGrant("admin", run_id, time.time() + 60))
         said.add((await desk.ask("GET", "/runs", scope=forged)).text)
     await desk.store.put_run(RUN.model_copy(update={"secret": ""}))
-    forged = issue(b"a secret of their own", Grant("admin", "run", time.time() + 60))
+    forged = issue(b"a secret of their own", RunGrant("admin", "run", time.time() + 60))
     said.add((await desk.ask("GET", "/runs", scope=forged)).text)
     assert len(said) == 1, said
 

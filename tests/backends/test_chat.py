@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.chat.forms import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, Form, find_form
 from lightning_core.backends.chat.prompts import Prompts, plain_message
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, Parts, StopStrings, TextStream
+from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, StopStrings, TextStream
 from lightning_core.backends.chat.tool_calls import ToolCalls
 from lightning_core.errors import ContextLengthError, TrainingError, UnsupportedError
 from lightning_core.upstream import ChatRequest, Constraint
@@ -175,7 +175,7 @@ async def test_a_forced_call_that_is_cut_says_nothing(size: int) -> None:
     forced = Constraint(tools=("search",))
     request = ChatRequest(user("hi"), tools=[{"type": "function"}], constraint=forced)
     parts = Parts(tools=ToolCalls())
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
+    choice = ParsedChoice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
     deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     assert [(d.text, d.tool_calls) for d in deltas] == [("", None)]
     assert deltas[-1].finish_reason == "length"
@@ -287,11 +287,11 @@ async def test_a_byte_out_of_place_spoils_no_call(tmp_path: Path) -> None:
 
 async def test_a_stop_string_in_the_last_run_of_bytes_is_found() -> None:
     ids = FALLBACK("ab€Z", add_special_tokens=False)["input_ids"]
-    completion = Completion([5], Options(max_tokens=9), Request())
+    completion = Completion([5], SamplingOptions(max_tokens=9), CompletionRequest())
     completion.ids, completion.logprobs = ids, [-1.0] * len(ids)
     completion.finish_reason = "length"
     request = ChatRequest(user("hi"), stop=("Z",))
-    choice = Choice(0, completion, TextStream(FALLBACK.backend_tokenizer, frozenset()), request)
+    choice = ParsedChoice(0, completion, TextStream(FALLBACK.backend_tokenizer, frozenset()), request)
     delta = choice.advance()
     assert delta is not None
     assert (delta.text, delta.finish_reason, delta.stop) == ("ab€", "stop", "Z")
@@ -480,7 +480,7 @@ async def test_a_tool_call_goes_into_history_as_the_model_would_write_it(qwen: P
 
 def scripted(text: str, *, cut: bool = False) -> Completion:
     """A completion as the engine leaves it behind, its ids those of `text` and a stop token."""
-    completion = Completion([5], Options(max_tokens=500), Request())
+    completion = Completion([5], SamplingOptions(max_tokens=500), CompletionRequest())
     completion.ids = TOKENIZER.encode(text, add_special_tokens=False).ids + [2] * (not cut)
     completion.logprobs = [-1.0] * len(completion.ids)
     completion.finish_reason = "length" if cut else "stop"
@@ -507,7 +507,7 @@ async def test_a_reply_is_read_as_content_calls_and_a_reason(
     completion = scripted(text, cut=cut)
     request = ChatRequest(user("hi"), tools=[{"type": "function"}] if tools else None)
     parts = Parts(tools=ToolCalls() if request.tools else None)
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
+    choice = ParsedChoice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
     deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     assert "".join(d.text for d in deltas) == content
     assert sum(len(d.tool_calls or []) for d in deltas) == calls
@@ -519,7 +519,7 @@ async def test_text_after_a_tool_call_comes_in_a_later_delta() -> None:
     completion = scripted(f"Look.\n{CALL}\nThen wait.")
     request = ChatRequest(user("hi"), tools=[{"type": "function"}])
     parts = Parts(tools=ToolCalls() if request.tools else None)
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
+    choice = ParsedChoice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
     deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     said = [(d.text, len(d.tool_calls or []), d.finish_reason) for d in deltas]
     assert said == [("Look.", 1, None), ("Then wait.", 0, "tool_calls")]
@@ -530,7 +530,7 @@ async def test_a_reply_that_may_hold_one_call_ends_with_it() -> None:
     completion = scripted(f"Look.\n{CALL}\n{CALL}")
     request = ChatRequest(user("hi"), tools=[{"type": "function"}], parallel=False)
     parts = Parts(tools=ToolCalls() if request.tools else None)
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
+    choice = ParsedChoice(0, completion, TextStream(TOKENIZER, frozenset({2})), request, parts)
     deltas = [d async for d in ChatGeneration([5], completion.request, [choice])]
     assert sum(len(d.tool_calls or []) for d in deltas) == 1
     assert deltas[-1].finish_reason == "tool_calls"
@@ -542,7 +542,7 @@ async def test_a_reply_that_may_hold_one_call_ends_with_it() -> None:
 async def test_a_reply_whose_end_comes_after_its_last_token_still_ends() -> None:
     completion = scripted("fox")
     completion.finish_reason = None
-    choice = Choice(0, completion, TextStream(TOKENIZER, frozenset({2})), ChatRequest(user("hi")))
+    choice = ParsedChoice(0, completion, TextStream(TOKENIZER, frozenset({2})), ChatRequest(user("hi")))
     first = choice.advance()
     assert first is not None
     assert first.finish_reason is None

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat.completion import Completion, Options, Request
-from lightning_core.backends.local.attention import Form, use_plans
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
+from lightning_core.backends.local.attention import AttentionForm, use_plans
 from lightning_core.backends.local.backend import SWITCH_SECONDS
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
-from lightning_core.backends.local.memory import Run
+from lightning_core.backends.local.memory import TokenRun
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.errors import EngineError, GatewayError
@@ -51,7 +51,7 @@ async def read(completion: Completion) -> list[int]:
 
 
 def submit(engine: Engine, prompt: list[int], tokens: int, **options: Any) -> Completion:
-    completion = Completion(prompt, Options(max_tokens=tokens, **options), Request())
+    completion = Completion(prompt, SamplingOptions(max_tokens=tokens, **options), CompletionRequest())
     engine.submit(completion)
     return completion
 
@@ -211,7 +211,9 @@ def test_the_fused_decoder_equals_the_network(kind: str) -> None:
 class _Causal:
     """Plain causal attention over one sequence."""
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
         out = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=form.scale, enable_gqa=True
@@ -465,7 +467,7 @@ def make_fail(engine: Engine, *, raises: int = -1, overflows: int = -1) -> None:
     memory = engine._rows.memory
     run = memory.logits
 
-    def logits(lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+    def logits(lengths: list[int], runs: list[TokenRun], tokens: list[int], keep: list[int]) -> torch.Tensor:
         found = run(lengths, runs, tokens, keep)
         if raises in tokens:
             raise RuntimeError(f"out of memory at token {raises}")

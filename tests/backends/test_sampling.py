@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from lightning_core.backends.chat.completion import Options
+from lightning_core.backends.chat.completion import SamplingOptions
 from lightning_core.backends.local.sampling import BLOCK, Sampler
 
 
 def draw(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    sampler = Sampler([Options(max_tokens=1)] * len(logits), torch.device("cpu"))
+    sampler = Sampler([SamplingOptions(max_tokens=1)] * len(logits), torch.device("cpu"))
     return torch.tensor(sampler.draw(logits, uniforms.tolist()).ids)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.chat.prompts import Prompts
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, Parts, TextStream
+from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, TextStream
 from lightning_core.backends.chat.tags import THINK, Thinking, find_thoughts
 from lightning_core.backends.chat.tool_calls import ToolCalls
 from lightning_core.upstream import ChatRequest, Constraint
@@ -87,13 +87,13 @@ def test_each_template_has_its_own_tags(template: str, text: str, thought: str, 
 async def test_a_call_within_a_thought_is_not_made() -> None:
     tokenizer = make_tokenizer().backend_tokenizer
     text = f"<think>{CALL}?</think>Look.{CALL}"
-    completion = Completion([5], Options(max_tokens=500), Request())
+    completion = Completion([5], SamplingOptions(max_tokens=500), CompletionRequest())
     completion.ids = tokenizer.encode(text, add_special_tokens=False).ids
     completion.logprobs = [-1.0] * len(completion.ids)
     completion.finish_reason = "stop"
     request = ChatRequest(user("hi"), tools=[{"type": "function"}])
     stream = TextStream(tokenizer, frozenset())
-    choice = Choice(0, completion, stream, request, Parts(Thinking(begun=False), ToolCalls()))
+    choice = ParsedChoice(0, completion, stream, request, Parts(Thinking(begun=False), ToolCalls()))
     deltas = [delta async for delta in ChatGeneration([5], completion.request, [choice])]
     assert "".join(delta.thought for delta in deltas) == f"{CALL}?"
     assert "".join(delta.text for delta in deltas) == "Look."

@@ -19,7 +19,7 @@ from benchmarks.rewriting import Rewriting
 from benchmarks.studies import STUDIES, Study, Variant
 from benchmarks.tables import MEANING, agent_table, interval, part_table, run_table, spread, study_table
 from benchmarks.verl.study import STUDIES as BACKENDS
-from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation, Score, Summary
+from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation, EvaluationScore, Summary
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks/results/README.md"
@@ -107,7 +107,7 @@ def summary(before: float, after: float, seconds: float = 1, by: bool = True) ->
 
     def evaluation(step: int, sampled: float) -> Evaluation:
         parts = {"easy": sampled, "hard": sampled / 2} if by else {}
-        score = Score(success=sampled, tasks=4, failures=0, by=parts)
+        score = EvaluationScore(success=sampled, tasks=4, failures=0, by=parts)
         acted = score.model_copy(update={"agents": {"writer": AgentScore(calls=6, rollouts=4, success=0.5)}})
         detail = {"sampled": acted, "greedy": score}
         return Evaluation(step=step, sampled=sampled, greedy=sampled - 0.1, detail=detail)

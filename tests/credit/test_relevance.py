@@ -21,7 +21,7 @@ from lightning_core.credit.relevance import (
     learn_from,
     spread_of,
 )
-from lightning_core.credit.tabular import Table, Tabular
+from lightning_core.credit.tabular import Tabular, VisitTable
 from lightning_core.errors import ConfigError
 from lightning_core.types import Trajectory
 from tests.credit.game import AGENTS, POLICY, Floats, Story, play, probabilities, score, stories, total
@@ -124,8 +124,8 @@ def test_replies_after_which_all_earn_the_same_made_no_difference():
 def test_equal_returns_tell_only_if_the_turn_has_others():
     won, lost = [Said(shown="a", reply=1), Said(shown="b", reply=1)], [Said(shown="a", reply=2)]
     alike = [tell(number, 1.0, *won) for number in range(4)]
-    assert learn(Table(alike)) == {}
-    [known, *_] = Relevance().known(Table([*alike, tell(9, 0.0, *lost)]), {})
+    assert learn(VisitTable(alike)) == {}
+    [known, *_] = Relevance().known(VisitTable([*alike, tell(9, 0.0, *lost)]), {})
     assert [*known] == [("w", 0)]  # all that came to the second turn earned the same
 
 
@@ -137,7 +137,7 @@ def test_what_an_agents_replies_hide_is_also_told_by_its_other_turns():
         for place, (first, second, reward) in enumerate(shown)
     ]
     first, second = ("w", 0), ("w", 1)
-    told, [*known] = learn(Table(group), without=0), Relevance().known(Table(group), {})
+    told, [*known] = learn(VisitTable(group), without=0), Relevance().known(VisitTable(group), {})
     assert told[second].hidden == Spread()
     assert known[0][second].hidden == told[first].hidden * (1 / told[first].hidden.kinds)
     assert known[0][first].hidden.relevance == pytest.approx(told[first].hidden.relevance)
@@ -151,8 +151,8 @@ def test_a_group_alone_is_told_by_its_other_rollouts():
 def test_other_groups_count_less_than_the_own():
     # of c0 without the first: W = (.5 + .3 * 0) / (1 + .3 * 2), B = (1/6 + .3 * 1) / (1 + .3)
     other = [replace(each, rollout_id=f"y{each.rollout_id}", group_id="y") for each in batch(1)]
-    other_groups = add_learnt([learn(Table(other))])
-    [known, *_] = Relevance(others=0.3).known(Table(odd_one()), other_groups)
+    other_groups = add_learnt([learn(VisitTable(other))])
+    [known, *_] = Relevance(others=0.3).known(VisitTable(odd_one()), other_groups)
     assert known["w", 0].replies.relevance == pytest.approx(1 - (0.5 / 1.6) / ((1 / 6 + 0.3) / 1.3))
 
 
@@ -160,8 +160,8 @@ def test_a_rollout_has_no_part_in_its_own_weights():
     group = odd_one()
     for place, each in enumerate(group):
         changed = [*group[:place], replace(each, reward=9.0), *group[place + 1 :]]
-        assert learn(Table(changed), without=place) == learn(Table(group), without=place)
-        assert learn(Table(changed)) != learn(Table(group))
+        assert learn(VisitTable(changed), without=place) == learn(VisitTable(group), without=place)
+        assert learn(VisitTable(changed)) != learn(VisitTable(group))
 
 
 Nth = tuple[str, int]

@@ -14,7 +14,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Line, Score, make_question
 from lightning_core.trainer import judging as asking
-from lightning_core.trainer.judging import Endpoint, JudgeError, address_of
+from lightning_core.trainer.judging import JudgeEndpoint, JudgeError, address_of
 from lightning_core.types import Task
 from tests.judge.reading import Fault, Lines, ReadingJudge, judging, status
 
@@ -29,7 +29,7 @@ def shorter(lines: Lines) -> float:
 async def ask(server: ReadingJudge, **options: Any) -> list[Score]:
     judge = Judge(**{"model": "large", "base_url": server.url, "api_key": "sk-secret", **options})
     question = make_question(judge, Task(input={}), [(Line("writer", "assistant", text),) for text in TEXTS])
-    async with Endpoint(judge) as at:
+    async with JudgeEndpoint(judge) as at:
         return await at.ask(question)
 
 
@@ -46,7 +46,7 @@ async def test_half_a_character_in_a_transcript_is_sent_like_any_other() -> None
     with judging(lambda lines: 0.5) as server:
         judge = Judge(model="m", base_url=server.url)
         dialogues = [(Line("writer", "assistant", text),) for text in ("half a parrot \ud83e", "whole")]
-        async with Endpoint(judge) as at:
+        async with JudgeEndpoint(judge) as at:
             scores = await at.ask(make_question(judge, Task(input={}), dialogues))
     assert [one.score for one in scores] == [0.5, 0.5]
 
@@ -135,7 +135,7 @@ async def test_no_more_than_eight_groups_are_asked_about_at_once() -> None:
     with judging(shorter, together=8) as server:
         judge = Judge(model="large", base_url=server.url)
         question = make_question(judge, Task(input={}), [(Line("writer", "assistant", "a"),)])
-        async with Endpoint(judge) as at:
+        async with JudgeEndpoint(judge) as at:
             await asyncio.gather(*(at.ask(question) for _ in range(32)))
     assert (len(server.asked), server.peak) == (32, 8)
 

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_core.errors import WorkerError
 from lightning_core.runner import pool
-from lightning_core.runner.outcome import Outcome, Solve
+from lightning_core.runner.outcome import AttemptOutcome, Solve
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore
@@ -25,10 +25,10 @@ class OneUse:
         self.alive = True
         self.ends = ends
 
-    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> Outcome:
+    async def run(self, scope: Scope, task: Task, begun: Callable[[], None]) -> AttemptOutcome:
         begun()
         self.alive = False
-        return Outcome(reward=1.0)
+        return AttemptOutcome(reward=1.0)
 
     async def end(self) -> bool:
         if self.alive or self.ends:

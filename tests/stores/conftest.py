@@ -14,7 +14,7 @@ import pytest
 import redis
 from psycopg.sql import SQL, Identifier
 
-from lightning_core.api.access import Grant, issue
+from lightning_core.api.access import RunGrant, issue
 from lightning_core.api.app import LIMITS, Api
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.stores import redis_store, sqlite
@@ -93,7 +93,7 @@ def make_store(
 
 def with_token(url: str, run_id: str | None = None, secret: bytes = SECRET) -> str:
     """The URL of an API as that of a store, with an admin's token."""
-    token = issue(secret, Grant("admin", run_id, time.time() + 86_400))
+    token = issue(secret, RunGrant("admin", run_id, time.time() + 86_400))
     return url.replace("://", f"://:{token}@")
 
 

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores import postgres, postgres_connection
 from lightning_core.stores.notifications import KINDS, QUEUED, Notifications
-from lightning_core.stores.postgres import Channels, PostgresListener, PostgresStore
+from lightning_core.stores.postgres import NoticeChannels, PostgresListener, PostgresStore
 from lightning_core.stores.postgres_connection import MARK, escape, may_pass, place_of, unescape
 from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
@@ -275,7 +275,7 @@ async def test_who_hears_news_hangs_up_if_closed_just_as_the_server_is_back(post
         made.append(postgres_connection.connect(place_of(postgres_url)))
         return made[0]
 
-    listener = PostgresListener(connect, Channels("news"), Notifications())
+    listener = PostgresListener(connect, NoticeChannels("news"), Notifications())
     listener.listen(QUEUED)
     assert await asyncio.to_thread(connecting.wait, PATIENT)
     ending = asyncio.create_task(listener.close())
@@ -335,7 +335,7 @@ async def test_another_store_hears_of_work_and_of_cancellations(postgres_url: st
 async def test_a_notice_of_another_program_harms_nobody(
     postgres_url: str, never_looks: None, foreign: str
 ) -> None:
-    channels = Channels(place_of(postgres_url).schema)
+    channels = NoticeChannels(place_of(postgres_url).schema)
     async with PostgresStore(postgres_url) as store, PostgresStore(postgres_url) as other:
         await other.enqueue(rollouts(1))
         (attempt,) = await other.lease("w", 1, PATIENT)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_core.backends.verl.batch import Memory, entry_values, fields, flat
+from lightning_core.backends.verl.batch import BatchMemory, entry_values, fields, flat
 from lightning_core.backends.verl.rows import Row, make_rows, share
 from lightning_core.errors import TrainingError
 from lightning_core.types import Key, Trajectory, Transition
@@ -57,7 +57,7 @@ def test_what_a_span_says_is_spread_over_its_entries() -> None:
 
 
 def test_a_memory_holds_one_batch_after_another_whatever_their_sizes() -> None:
-    memory = Memory()
+    memory = BatchMemory()
     batches = [make_rows(play(seed), _all(seed)) for seed in (1, 2)]
     by_size = sorted(batches, key=lambda rows: sum(len(row.tokens) for row in rows))
     for rows in [by_size[1], by_size[0], by_size[1][:3], rows_by_hand()]:

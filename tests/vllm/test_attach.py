@@ -15,7 +15,7 @@ pytest.importorskip("aiohttp")
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.vllm.client import Piece
@@ -76,7 +76,9 @@ async def test_a_token_against_the_grammar_is_found_out(nobody: Callable[[], str
     """As of a server that does not know the option, and samples freely."""
     replicas = Replicas([nobody()], "tiny")
     grammars = VllmUpstream("tiny", replicas).grammars
-    held = Completion([5], Options(max_tokens=9), Request(), grammars.start('start: "SELECT"'))
+    held = Completion(
+        [5], SamplingOptions(max_tokens=9), CompletionRequest(), grammars.start('start: "SELECT"')
+    )
     token = grammars._tokenizer.convert_tokens_to_ids("S")
     _write(held, Piece([token], [0.0]))
     with pytest.raises(EngineError, match=r"holds replies to no form.*backend guidance"):
@@ -99,7 +101,7 @@ async def test_a_reply_waits_for_servers_only_so_long_and_then_names_them(nobody
 
 async def failed(replicas: Replicas) -> BaseException | None:
     """The error of a reply."""
-    completion = Completion([5], Options(max_tokens=3), Request())
+    completion = Completion([5], SamplingOptions(max_tokens=3), CompletionRequest())
     replicas.submit(completion, frozenset())
     while not completion.finished:
         await completion.request.wait()
@@ -108,13 +110,13 @@ async def failed(replicas: Replicas) -> BaseException | None:
 
 async def test_after_the_end_nothing_is_taken_and_what_ran_is_told(nobody: Callable[[], str]) -> None:
     replicas = Replicas([nobody()], "tiny")
-    waiting = Completion([5], Options(max_tokens=3), Request())
+    waiting = Completion([5], SamplingOptions(max_tokens=3), CompletionRequest())
     replicas.submit(waiting, frozenset())
     await replicas.close()
     await replicas.close()
     assert isinstance(waiting.error, GatewayError)
     with pytest.raises(GatewayError, match="was closed"):
-        replicas.submit(Completion([5], Options(max_tokens=3), Request()), frozenset())
+        replicas.submit(Completion([5], SamplingOptions(max_tokens=3), CompletionRequest()), frozenset())
 
 
 def test_no_address_and_no_room_are_refused() -> None:

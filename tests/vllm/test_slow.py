@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.vllm.server import free_port
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from lightning_core.errors import EngineError
@@ -89,9 +89,11 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         process.wait()
 
 
-def submit(replicas: Replicas, number: int, *, tokens: int = 2, request: Request | None = None) -> Completion:
+def submit(
+    replicas: Replicas, number: int, *, tokens: int = 2, request: CompletionRequest | None = None
+) -> Completion:
     """A reply in line to a prompt that holds its number."""
-    completion = Completion([number], Options(max_tokens=tokens), request or Request())
+    completion = Completion([number], SamplingOptions(max_tokens=tokens), request or CompletionRequest())
     replicas.submit(completion, frozenset())
     return completion
 
@@ -167,7 +169,7 @@ async def test_a_hold_ends_with_the_replies_under_way_and_not_with_those_that_wa
     """All choices of a request are answered by one version, though only the first was under way."""
     server.go.clear()
     async with replicas_of(server.url, max_running=1, policy_version=4) as replicas:
-        request, later = Request(), Request()
+        request, later = CompletionRequest(), CompletionRequest()
         begun = [submit(replicas, 0, request=request)]
         new = [submit(replicas, number, request=later) for number in (1, 2)]
         begun += [submit(replicas, 0, request=request) for _ in range(2)]
@@ -229,7 +231,7 @@ async def test_choices_that_wait_fail_with_those_that_a_dead_server_had_begun(se
     """They are answered by one version, which may be gone with the server."""
     async with StandIn() as dying, replicas_of(dying.url, max_running=1) as replicas:
         dying.go.clear()
-        request = Request()
+        request = CompletionRequest()
         choices = [submit(replicas, 0, request=request) for _ in range(2)]
         other = submit(replicas, 1)
         await until(lambda: waiting(replicas) == {dying.url: 2} and bool(choices[0].ids))

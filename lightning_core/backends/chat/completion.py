@@ -23,7 +23,7 @@ WAKE_SECONDS = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SamplingOptions:
     """How a reply is sampled."""
 
     max_tokens: int
@@ -44,7 +44,7 @@ class Options:
         return cuts and self.temperature > 0.0
 
 
-class Request:
+class CompletionRequest:
     """The part that all choices of one request share: the weights that answer and the reader to wake.
 
     Must be made on the event loop that reads it.
@@ -84,7 +84,11 @@ class Completion:
     )  # fmt: skip
 
     def __init__(
-        self, prompt_ids: list[int], options: Options, request: Request, matcher: Matcher | None = None
+        self,
+        prompt_ids: list[int],
+        options: SamplingOptions,
+        request: CompletionRequest,
+        matcher: Matcher | None = None,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.options = options
@@ -118,7 +122,7 @@ class Completion:
             self.on_cancel()
 
 
-def wake_all(requests: Iterable[Request]) -> None:
+def wake_all(requests: Iterable[CompletionRequest]) -> None:
     """On their common event loop: wake each request's reader."""
     for request in requests:
         request.wake()
@@ -132,14 +136,14 @@ class Wakes:
     """
 
     _last: float = 0.0
-    _due: dict[asyncio.AbstractEventLoop, list[Request]] = field(default_factory=dict)
+    _due: dict[asyncio.AbstractEventLoop, list[CompletionRequest]] = field(default_factory=dict)
 
     @property
     def due(self) -> bool:
         """Whether anybody waits to be woken."""
         return bool(self._due)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: CompletionRequest) -> None:
         self._due.setdefault(request.loop, []).append(request)
 
     def time_for_all(self, now: float) -> bool:

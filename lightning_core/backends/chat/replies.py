@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_core.backends.chat.channels import Channels
-from lightning_core.backends.chat.completion import Completion, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest
 from lightning_core.backends.chat.tags import Thinking, held_back
 from lightning_core.backends.chat.tool_calls import ToolCalls
 from lightning_core.upstream import ChatRequest, Delta
@@ -98,7 +98,11 @@ class ChatGeneration:
     """A running chat completion (`upstream.Generation`)."""
 
     def __init__(
-        self, prompt_ids: list[int], request: Request, choices: list[Choice], grammar: str | None = None
+        self,
+        prompt_ids: list[int],
+        request: CompletionRequest,
+        choices: list[ParsedChoice],
+        grammar: str | None = None,
     ) -> None:
         self.prompt_ids, self.grammar = prompt_ids, grammar
         self._request, self._choices = request, choices
@@ -161,7 +165,7 @@ class Parts:
         return (text, []) if self._tools is None or not text else self._tools.feed(text)
 
 
-class Choice:
+class ParsedChoice:
     """One completion, read as thoughts, text and tool calls."""
 
     def __init__(

@@ -38,7 +38,7 @@ class StoppedError(Exception):
     """The trial's request has gone."""
 
 
-class Verdict(NamedTuple):
+class GrammarVerdict(NamedTuple):
     """How a trial ended."""
 
     reason: str
@@ -55,7 +55,7 @@ class Trials:
         self._settings = settings
         self._lock = threading.Lock()
         self._running: _Processes | None = None
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._known: OrderedDict[bytes, GrammarVerdict] = OrderedDict()
 
     def begin(self) -> _Processes | None:
         """Start the processes, which then read the vocabulary. None on a system that has no fork."""
@@ -66,7 +66,7 @@ class Trials:
                 self._running = _Processes(self._settings())
             return self._running
 
-    def run(self, grammar: str, stop: threading.Event | None = None) -> Verdict:
+    def run(self, grammar: str, stop: threading.Event | None = None) -> GrammarVerdict:
         """Try a grammar. Raises StoppedError once `stop` is set, EngineError if the processes have ended."""
         key = blake2b(grammar.encode(errors="surrogatepass"), digest_size=16).digest()
         with self._lock:
@@ -75,7 +75,7 @@ class Trials:
                 return self._known[key]
         processes = self.begin()
         if processes is None:
-            return Verdict("")
+            return GrammarVerdict("")
         verdict = processes.run(grammar, stop or threading.Event())
         with self._lock:
             self._known[key] = verdict
@@ -112,7 +112,7 @@ class _Processes:
         for our in ours:
             self._free.put(our)
 
-    def run(self, grammar: str, stop: threading.Event) -> Verdict:
+    def run(self, grammar: str, stop: threading.Event) -> GrammarVerdict:
         connection = self._free.get()
         try:
             return _run(connection, grammar, stop)
@@ -125,7 +125,7 @@ class _Processes:
             self._free.put(connection)
 
 
-def _run(connection: socket.socket, grammar: str, stop: threading.Event) -> Verdict:
+def _run(connection: socket.socket, grammar: str, stop: threading.Event) -> GrammarVerdict:
     if stop.is_set():
         raise StoppedError
     connection.sendall(trial_process.frame(grammar))
@@ -141,22 +141,24 @@ def _run(connection: socket.socket, grammar: str, stop: threading.Event) -> Verd
     return _verdict(found["words"], found["signal"])
 
 
-def _verdict(words: str, killed_by: int) -> Verdict:
+def _verdict(words: str, killed_by: int) -> GrammarVerdict:
     if killed_by == signal.SIGPROF:
-        return Verdict(
+        return GrammarVerdict(
             f"it takes more than {trial_process.SECONDS:g} s to prepare; make it smaller, with fewer patterns"
         )
     if "memory allocation" in words or "MemoryError" in words:
-        return Verdict(f"it takes more than {trial_process.MEMORY >> 20} MB to prepare; make it smaller")
+        return GrammarVerdict(
+            f"it takes more than {trial_process.MEMORY >> 20} MB to prepare; make it smaller"
+        )
     if killed_by:
-        return Verdict(
+        return GrammarVerdict(
             "its references, rules or patterns are nested too deeply; use fewer within one another"
         )
     try:
         found = json.loads(words.rpartition("\n")[2])
     except ValueError:
-        return Verdict(f"the library failed on it: {words[-200:].strip()}")
-    return Verdict(found["reason"], found["grown"])
+        return GrammarVerdict(f"the library failed on it: {words[-200:].strip()}")
+    return GrammarVerdict(found["reason"], found["grown"])
 
 
 def _end(process: subprocess.Popen[bytes], connections: list[socket.socket]) -> None:

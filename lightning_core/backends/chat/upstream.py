@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from weakref import WeakValueDictionary
 
 from lightning_core.backends.chat.channels import Channels
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.chat.constraints import Composed, Grammars, Matcher
 from lightning_core.backends.chat.prompts import Prompts, make_room
-from lightning_core.backends.chat.replies import ChatGeneration, Choice, Parts, TextStream, hidden_ids
+from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, TextStream, hidden_ids
 from lightning_core.backends.chat.speech import Speech
 from lightning_core.backends.chat.trials import LINES
 from lightning_core.errors import ContextLengthError, UnsupportedError
@@ -37,7 +37,7 @@ MANY_MESSAGES = 1000
 """Messages that make a conversation a long one: others should not wait for its template."""
 
 
-class Engine(Protocol):
+class ReplyEngine(Protocol):
     """The part of an engine that samples."""
 
     def submit(self, completion: Completion) -> None:
@@ -66,7 +66,7 @@ class ChatUpstream:
     replays_cuts: ClassVar[bool] = True
     """Whether the engine says which tokens were left where some were cut off, so that an update can."""
 
-    def __init__(self, model: ChatModel, engine: Engine, *, seed: int | None = 0) -> None:
+    def __init__(self, model: ChatModel, engine: ReplyEngine, *, seed: int | None = 0) -> None:
         """`seed` is that of requests with neither a seed nor an origin. None: the engine draws its own
         numbers for all requests without a seed."""
         self.model, self.model_name = model, model.name
@@ -95,10 +95,10 @@ class ChatUpstream:
         ids = await self._prompt(request)
         seed = self._seed(request, ids)
         room = self._room(len(ids), request.max_tokens)
-        shared = Request(rollout=request.attempt[0] if request.attempt else None)
+        shared = CompletionRequest(rollout=request.attempt[0] if request.attempt else None)
         choices = []
         for index in range(request.n):
-            options = Options(
+            options = SamplingOptions(
                 max_tokens=room,
                 temperature=request.temperature,
                 top_p=request.top_p,
@@ -109,12 +109,12 @@ class ChatUpstream:
             )
             completion = Completion(ids, options, shared, matchers[index])
             text = TextStream(self._tokenizer, self._hidden)
-            choices.append(Choice(index, completion, text, request, self._parts(request, ids)))
+            choices.append(ParsedChoice(index, completion, text, request, self._parts(request, ids)))
             choices[-1].left_out = self._left_out(request, options)
             self._engine.submit(completion)
         return ChatGeneration(ids, shared, choices, grammar)
 
-    def _left_out(self, request: ChatRequest, options: Options) -> str | None:
+    def _left_out(self, request: ChatRequest, options: SamplingOptions) -> str | None:
         """Why an update can't compute the log-probabilities of this request's replies; None if it can."""
         if not request.trained:
             return None

@@ -1,9 +1,9 @@
 """The one attention function through which every model here runs, in serving and in training.
 
 transformers lets a model call an attention function and a mask function by name. Ours do nothing themselves:
-query, key and value go to the `Plan` that was passed to the model's forward, with the `Form` that the model
-asks for. A plan knows which token may see which: the engine's plan writes into its key/value slots, the
-trainer's plan follows the token tree. The model code stays untouched.
+query, key and value go to the `Plan` that was passed to the model's forward, with the `AttentionForm` that
+the model asks for. A plan knows which token may see which: the engine's plan writes into its key/value
+slots, the trainer's plan follows the token tree. The model code stays untouched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sees:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class AttentionForm:
     """The arguments of a call of attention beside query, key and value."""
 
     scale: float
@@ -53,12 +53,18 @@ class Form:
 class Plan(Protocol):
     """Who sees whom in one forward pass over T packed tokens; made for one pass."""
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
         """query (T, H, D), key (T, K, D) and value (T, K, V) with H a multiple of K → (T, H, V)."""
 
 
 def weights(
-    query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor, form: Form, sinks: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    bias: torch.Tensor,
+    form: AttentionForm,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """query (N, R, D), key (N, L, D), a bias that expands to (N, R, L), sinks (N, R, 1) → what each key's
     value counts, (N, R, L)."""
@@ -94,7 +100,7 @@ def attend(
     if attention_mask is not None and not isinstance(attention_mask, Sees):
         raise _unknown(module, "makes a mask of its own, which no plan can read")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    form = Form(scale, attention_mask, softcap, s_aux)
+    form = AttentionForm(scale, attention_mask, softcap, s_aux)
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     out = plan.attend(query, key, value, form)
     return out.contiguous().unsqueeze(0), None
@@ -173,7 +179,7 @@ def packed(tokens: torch.Tensor, positions: torch.Tensor, plan: Plan) -> dict[st
 
 # what a network asks for ----------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """One call of attention in a forward pass."""
 
     slot: int
@@ -189,21 +195,25 @@ class _Survey:
     """Notes the calls of a pass, and answers with zeros (`Plan`)."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[AttentionCall] = []
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
         pairs = [(k.data_ptr(), v.data_ptr()) for k, v in self._kept]
         own = (key.data_ptr(), value.data_ptr())
         if own not in pairs:
             pairs.append(own)
             self._kept.append((key, value))
-        self.calls.append(Call(pairs.index(own), key.shape[1], key.shape[2], value.shape[2], form.sees))
+        self.calls.append(
+            AttentionCall(pairs.index(own), key.shape[1], key.shape[2], value.shape[2], form.sees)
+        )
         return query.new_zeros((*query.shape[:2], value.shape[-1]))
 
 
 @torch.no_grad()
-def survey(network: PreTrainedModel) -> tuple[Call, ...]:
+def survey(network: PreTrainedModel) -> tuple[AttentionCall, ...]:
     """The calls of attention that each forward pass makes, in their order."""
     plan, places = _Survey(), torch.arange(2, device=network.get_input_embeddings().weight.device)
     network_logits(network, places, places, plan, places)

@@ -51,7 +51,7 @@ pause it made 140 to 1,600 tokens per second at the default of 5 ms, 2,000 at 1 
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BackendParts:
     """The parts of a started backend."""
 
     policy: Policy
@@ -89,7 +89,7 @@ class LocalBackend(LocalSettings):
         """Speed of the engines of single versions, once one is known."""
         self._opening = asyncio.Lock()
         """One version is opened at a time: the first one's speed is measured undisturbed and serves all."""
-        self._parts: Parts | None = None
+        self._parts: BackendParts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
         self._switch_seconds: float | None = None
         """The interpreter's switch interval as it was before an engine ran; None: it is that."""
@@ -107,7 +107,7 @@ class LocalBackend(LocalSettings):
         return self._started.engine
 
     @property
-    def _started(self) -> Parts:
+    def _started(self) -> BackendParts:
         if self._parts is None:
             raise ConfigError("the local backend is not started; await backend.start() first")
         return self._parts
@@ -135,7 +135,7 @@ class LocalBackend(LocalSettings):
             self._parts.engine.start()
             self._switch_quickly()
 
-    def _build(self) -> Parts:
+    def _build(self) -> BackendParts:
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
         model = load_model(str(self.model), context=self.context, device=self.device)
         # what serves is plain, and LoRA's layers are put into the network itself
@@ -158,7 +158,7 @@ class LocalBackend(LocalSettings):
             grammars=upstream.grammars,
         )
         check.check_training(optimizer.logprobs, speed[1])
-        return Parts(
+        return BackendParts(
             policy=policy,
             speed=speed,
             engine=engine,
@@ -287,7 +287,7 @@ def _from_anywhere(model: str) -> str:
     return os.path.abspath(model) if os.path.exists(model) else model
 
 
-def _update(parts: Parts, batch: Batch, algorithm: Algorithm, version: int) -> dict[str, float]:
+def _update(parts: BackendParts, batch: Batch, algorithm: Algorithm, version: int) -> dict[str, float]:
     """Critic and policy, both or neither."""
     with parts.critic.fitting(batch.trajectories, algorithm) as fitted:
         return {**fitted, **parts.optimizer.update(batch.trajectories, algorithm, version)}

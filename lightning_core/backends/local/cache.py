@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_core.backends.local.attention import Call
+from lightning_core.backends.local.attention import AttentionCall
 
 BLOCK = 4
 """Tokens to a reusable block."""
@@ -26,7 +26,7 @@ class Shape:
     """Size of one head (D), the largest of any layer's keys and values."""
     dtype: torch.dtype
     device: torch.device
-    calls: tuple[Call, ...] = ()
+    calls: tuple[AttentionCall, ...] = ()
     """The calls of attention in a forward pass."""
 
     @property

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from lightning_core.backends.local.attention import Form, Plan, network_logits, survey, takes_plans
+from lightning_core.backends.local.attention import AttentionForm, Plan, network_logits, survey, takes_plans
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.caches import measure_traits
 from lightning_core.backends.local.memory import Memory
@@ -120,7 +120,7 @@ class LlamaDecoder:
         self._heads, self._kv_heads = c.num_attention_heads, c.num_key_value_heads
         self._size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         self._hidden = (c.hidden_size,)
-        self._forms = [Form(self._size**-0.5, call.sees) for call in survey(network)]
+        self._forms = [AttentionForm(self._size**-0.5, call.sees) for call in survey(network)]
         device = network.get_input_embeddings().weight.device
         angles = network.model.rotary_emb
         cos, sin = angles(torch.zeros(1, device=device), torch.arange(context, device=device)[None])

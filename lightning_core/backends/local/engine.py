@@ -24,7 +24,7 @@ from lightning_core.backends.chat.completion import Completion, Wakes
 from lightning_core.backends.chat.constraints import Matcher
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.decoder import Decoder
-from lightning_core.backends.local.memory import Memory, Run
+from lightning_core.backends.local.memory import Memory, TokenRun
 from lightning_core.backends.local.rows import Rows, begun
 from lightning_core.backends.local.sampling import Draws, Sampler, hold, penalise
 from lightning_core.errors import EngineError, GatewayError
@@ -244,7 +244,7 @@ class Engine:
         if rows.decoding:
             self._take(self._draw(logits))
 
-    def _forward(self, lengths: list[int], runs: list[Run]) -> torch.Tensor:
+    def _forward(self, lengths: list[int], runs: list[TokenRun]) -> torch.Tensor:
         """Logits (N, V) after every decoding reply and after each prompt that its run completes.
 
         Where the step fails, its rows are taken one at a time. Those that fail then have an error, and logits
@@ -264,7 +264,7 @@ class Engine:
         wanted, at = set(keep), 0
         for completion, run in zip(
             [*rows.decoding, *(prompt.completion for prompt in rows.prompts)],
-            [*(Run(row, length, 1) for row, length in enumerate(lengths)), *runs],
+            [*(TokenRun(row, length, 1) for row, length in enumerate(lengths)), *runs],
             strict=True,
         ):
             own, at = tokens[at : at + run.count], at + run.count

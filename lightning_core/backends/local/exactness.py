@@ -16,7 +16,7 @@ from itertools import cycle, islice
 import torch
 from transformers import PreTrainedModel
 
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.local.attention import ADVICE
 from lightning_core.backends.local.decoder import Decoder, StateDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
@@ -139,8 +139,8 @@ async def _sample(engine: Engine, prompts: list[list[int]]) -> list[Completion]:
     try:
         replies: list[Completion] = []
         for group in (prompts[:-1], prompts[-1:]):
-            request = Request()
-            asked = [Completion(ids, Options(REPLY, seed="check"), request) for ids in group]
+            request = CompletionRequest()
+            asked = [Completion(ids, SamplingOptions(REPLY, seed="check"), request) for ids in group]
             for reply in asked:
                 engine.submit(reply)
             while not all(reply.finished for reply in asked):

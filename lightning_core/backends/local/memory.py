@@ -15,7 +15,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRun:
     """Prompt tokens of one row: `count` of them, the first at position `start`."""
 
     row: int
@@ -66,7 +66,9 @@ class Memory(Protocol):
     def forget(self, in_use: int) -> None:
         """Forget all prefixes, and what lies in the rows if none is in use."""
 
-    def logits(self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+    def logits(
+        self, lengths: list[int], runs: list[TokenRun], tokens: list[int], keep: list[int]
+    ) -> torch.Tensor:
         """One engine step: one more token for each of the first B rows, which hold `lengths` tokens, then the
         runs' tokens, in that order. Returns next-token logits (N, V) after the N tokens at places `keep`."""
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from lightning_core.backends.local.attention import Call, Form, Plan, Sees, weights
+from lightning_core.backends.local.attention import AttentionCall, AttentionForm, Plan, Sees, weights
 from lightning_core.backends.local.cache import Prefixes, Shape, Slots
-from lightning_core.backends.local.memory import Run
+from lightning_core.backends.local.memory import TokenRun
 
 logger = logging.getLogger(__name__)
 Work = Callable[[], torch.Tensor]
@@ -68,7 +68,9 @@ class PackedMemory:
     def restore(self, row: int, ids: Sequence[int]) -> None:
         """A step writes the same places again, so nothing is lost."""
 
-    def logits(self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+    def logits(
+        self, lengths: list[int], runs: list[TokenRun], tokens: list[int], keep: list[int]
+    ) -> torch.Tensor:
         if not runs and self.steps is not None:
             logits = self.steps.logits(tokens, lengths)
             if logits is not None:
@@ -101,7 +103,7 @@ class StepPlan:
     """
 
     def __init__(
-        self, slots: Slots, rows: torch.Tensor, positions: torch.Tensor, longest: int, runs: list[Run]
+        self, slots: Slots, rows: torch.Tensor, positions: torch.Tensor, longest: int, runs: list[TokenRun]
     ) -> None:
         """Rows and positions (T,) of the tokens; no decoding row has more than `longest` tokens with its new
         one."""
@@ -116,7 +118,9 @@ class StepPlan:
         self._masks: dict[Sees | None, list[torch.Tensor | None]] = {}
         """Masks of each run."""
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
         """Attends to the tokens that the survey found; takes the rest from `form`."""
         call = next(self._calls)
         keys, values = self._write(call, key, value)  # (rows, K, capacity, D or V)
@@ -133,7 +137,9 @@ class StepPlan:
             at += run.count
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _write(self, call: Call, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _write(
+        self, call: AttentionCall, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Put new keys and values into their places; returns all of this layer."""
         slots, shape = self._slots, self._slots.shape
         keys, values = slots.keys[call.slot], slots.values[call.slot]
@@ -152,7 +158,7 @@ class StepPlan:
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        form: Form,
+        form: AttentionForm,
         sees: Sees | None,
     ) -> torch.Tensor:
         rows, heads, size = query.shape
@@ -175,7 +181,7 @@ class StepPlan:
         return bias.masked_fill_(hidden, float("-inf"))[:, None]
 
 
-def step_plan(slots: Slots, lengths: list[int], runs: list[Run]) -> StepPlan:
+def step_plan(slots: Slots, lengths: list[int], runs: list[TokenRun]) -> StepPlan:
     """The plan of a step, before which each of the B decoding rows has so many tokens."""
     rows, positions = list(range(len(lengths))), list(lengths)
     for run in runs:
@@ -283,9 +289,9 @@ def _prefill(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    run: Run,
+    run: TokenRun,
     mask: torch.Tensor | None,
-    form: Form,
+    form: AttentionForm,
 ) -> torch.Tensor:
     """query (n, H, D) of a run, keys (K, capacity, D) and values (K, capacity, V) of its row → (n, H, V)."""
     end = run.start + run.count
@@ -308,7 +314,11 @@ def _prefill(
 
 
 def _written_out(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, form: Form
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    form: AttentionForm,
 ) -> torch.Tensor:
     count, heads, size = query.shape
     groups = heads // len(keys)
@@ -323,7 +333,7 @@ def _written_out(
     return torch.bmm(seen, values).view(heads, count, -1).transpose(0, 1)
 
 
-def _mask(run: Run, sees: Sees | None, device: torch.device) -> torch.Tensor | None:
+def _mask(run: TokenRun, sees: Sees | None, device: torch.device) -> torch.Tensor | None:
     """True where a run's token (count,) may see its row's tokens (start + count,); None for the plain
     triangle."""
     end = run.start + run.count

@@ -16,7 +16,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lightning_core.backends.chat.constraints import Grammars, Words
-from lightning_core.backends.local.attention import Form, Sees, network_logits, packed, takes_plans, weights
+from lightning_core.backends.local.attention import (
+    AttentionForm,
+    Sees,
+    network_logits,
+    packed,
+    takes_plans,
+    weights,
+)
 from lightning_core.backends.local.kernel import Flex, Heads, TreeKernel, compiled
 from lightning_core.backends.local.model import FAMILIES, network_below, parameter_count
 from lightning_core.backends.local.sampling import mask_logits
@@ -127,7 +134,9 @@ class TreePlan:
             return self.tokens
         return sum(chunk.bias.numel() for chunk in self._find(None, 1))
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
         if self._kernel is not None and self._kernel.takes(query, form):
             return self._kernel.attend(query, key, value, form)
         heads, size = query.shape[1:]

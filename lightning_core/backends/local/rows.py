@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from lightning_core.backends.chat.completion import Completion
-from lightning_core.backends.local.memory import Memory, Run
+from lightning_core.backends.local.memory import Memory, TokenRun
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Prompt:
+class RowPrompt:
     """The beginning of a row, and how much of it is in the row."""
 
     completion: Completion
@@ -40,7 +40,7 @@ class Rows:
         self.memory = memory
         self.decoding: list[Completion] = []
         """Completions by row."""
-        self.prompts: list[Prompt] = []
+        self.prompts: list[RowPrompt] = []
         """Prompts of the present step; between steps, the one that the budget cut."""
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class Rows:
                 if fresh:
                     completion.request.policy_version = version
                 try:
-                    budget -= self._place(Prompt(completion, ids, len(self), 0), found)
+                    budget -= self._place(RowPrompt(completion, ids, len(self), 0), found)
                 except Exception as error:  # boundary: this reply fails, the others go on
                     logger.exception("a prompt of %d tokens got no row", len(ids))
                     completion.error = error
@@ -98,7 +98,7 @@ class Rows:
         """Tokens of the longest row after this step, also with such a prompt."""
         return 1 + max([*self.lengths(), *(len(p.ids) for p in self.prompts), len(ids)])
 
-    def _place(self, prompt: Prompt, found: list[int]) -> int:
+    def _place(self, prompt: RowPrompt, found: list[int]) -> int:
         """Give a reply its row, with the blocks that are known; returns the tokens still to compute."""
         self.memory.reserve(self._longest(prompt.ids), len(self) + 1)
         prompt.done = self.memory.load(found, prompt.row)
@@ -107,18 +107,20 @@ class Rows:
         self.prompts.append(prompt)
         return prompt.left
 
-    def next_runs(self, budget: int) -> tuple[list[Run], int]:
+    def next_runs(self, budget: int) -> tuple[list[TokenRun], int]:
         """This step's prompt tokens, and how many of the prompts they complete (the first ones)."""
         runs, finished = [], 0
         for prompt in self.prompts:
             count = prompt.left if self.memory.whole else min(budget, prompt.left)
-            runs.append(Run(prompt.row, prompt.done, count))
+            runs.append(TokenRun(prompt.row, prompt.done, count))
             budget -= count
             prompt.done += count
             finished += prompt.left == 0
         return runs, finished
 
-    def logits(self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+    def logits(
+        self, lengths: list[int], runs: list[TokenRun], tokens: list[int], keep: list[int]
+    ) -> torch.Tensor:
         """A forward pass of a step, or of a part of it; see `Memory.logits`."""
         longest = max([n + 1 for n in lengths] + [run.start + run.count for run in runs])
         self.memory.reserve(longest, len(self))

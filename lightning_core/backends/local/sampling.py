@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from lightning_core.backends.chat.completion import Completion, Options
+from lightning_core.backends.chat.completion import Completion, SamplingOptions
 from lightning_core.backends.chat.constraints import Matcher, Words, penalties
 from lightning_core.errors import EngineError
 from lightning_core.sequences import pack_mask
@@ -95,7 +95,7 @@ class Draws:
 class Sampler:
     """The sampling settings of N rows as tensors; made again only when the rows change."""
 
-    def __init__(self, options: list[Options], device: torch.device) -> None:
+    def __init__(self, options: list[SamplingOptions], device: torch.device) -> None:
         self._device = device
         greedy = [o.temperature == 0.0 for o in options]
         self._all_greedy, self._any_greedy = all(greedy), any(greedy)

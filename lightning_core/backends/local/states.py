@@ -22,7 +22,7 @@ from lightning_core.backends.local.caches import (
     join_caches,
     select_rows,
 )
-from lightning_core.backends.local.memory import Run
+from lightning_core.backends.local.memory import TokenRun
 from lightning_core.backends.local.packing import make_batches
 from lightning_core.sequences import spell
 
@@ -144,7 +144,9 @@ class StateMemory:
         return next((batch, batch.rows.index(row)) for batch in self._batches if row in batch.rows)
 
     # steps
-    def logits(self, lengths: list[int], runs: list[Run], tokens: list[int], keep: list[int]) -> torch.Tensor:
+    def logits(
+        self, lengths: list[int], runs: list[TokenRun], tokens: list[int], keep: list[int]
+    ) -> torch.Tensor:
         """The last token of each prompt goes with the decoding ones: the state before it serves whoever asks
         the same."""
         begins, steps = [], [_Step(row, [tokens[row]], row) for row in range(len(lengths))]

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from lightning_core.backends.local.attention import survey, takes_plans
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.decoder import bfloat16_error, make_decoder
-from lightning_core.backends.local.memory import Run
+from lightning_core.backends.local.memory import TokenRun
 from lightning_core.backends.local.model import Model, parameter_count
 from lightning_core.backends.local.packing import make_plan
 from lightning_core.backends.local.policy import Policy
@@ -132,7 +132,7 @@ def _decode_step(model: Model, serving: PreTrainedModel, dtype: torch.dtype) -> 
         memory.logits([length] * BATCH, [], tokens, rows).sum().item()
 
     with torch.inference_mode():
-        memory.logits([], [Run(row, 0, 1) for row in rows], tokens, rows)
+        memory.logits([], [TokenRun(row, 0, 1) for row in rows], tokens, rows)
 
     return step
 

@@ -33,7 +33,7 @@ _AT_ONCE: Final = 256
 """Rows; of some hundred tokens each, what is worked out of so many is about a megabyte."""
 
 
-class Memory:
+class BatchMemory:
     """Where batches lie, one at a time: a batch is good until the next one is made in the same memory.
 
     A large array gets fresh pages from the system, and gives them back, each time it is made. On a virtual
@@ -54,7 +54,7 @@ class Memory:
 def to_batch(
     rows: Sequence[Row],
     *,
-    memory: Memory | None = None,
+    memory: BatchMemory | None = None,
     proximal: Floats | None = None,
     reference: Floats | None = None,
     coefficients: Floats | None = None,
@@ -79,7 +79,7 @@ def to_batch(
 
 
 def fields(
-    rows: Sequence[Row], memory: Memory | None = None, **more: Floats | None
+    rows: Sequence[Row], memory: BatchMemory | None = None, **more: Floats | None
 ) -> dict[str, torch.Tensor]:
     """N rows as tensors. Nested ones are jagged: (N, L_i) of tokens, (N, S_i) of spans, (N, E_i) of entries.
 
@@ -100,7 +100,7 @@ def fields(
     lengths = np.array([len(row.tokens) for row in rows])
     sizes = np.array([len(row.spans) for row in rows])
     counts = np.array([len(row.logprobs) for row in rows])
-    memory, tokens = memory or Memory(), int(lengths.sum())
+    memory, tokens = memory or BatchMemory(), int(lengths.sum())
     ids, positions = (memory.take(name, tokens, np.int64) for name in ("input_ids", "position_ids"))
     np.concatenate([row.tokens for row in rows], out=ids)
     ramp = np.arange(lengths.max())

@@ -64,7 +64,7 @@ from lightning_core.backends.verl.resources import COLOCATED  # noqa: E402
 from lightning_core.backends.verl.servers import Servers  # noqa: E402
 
 
-class Worker(ActorRolloutRefWorker):  # type: ignore[misc]
+class VerlWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     """verl's hybrid worker, and what a controller of ours asks of it beside."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
@@ -156,7 +156,7 @@ class Cluster:
                 max_colocate_count=COLOCATED,
                 name_prefix=f"lightning_{uuid.uuid4().hex[:6]}",
             )
-            self._policy = self._group(Worker, config=self._config[ROOT], role="actor_rollout")
+            self._policy = self._group(VerlWorker, config=self._config[ROOT], role="actor_rollout")
             self._policy.init_model()
         self._servers = Servers(
             self._policy, separate=self._settings.separate, make=self._make_replica, manage=self._manage
@@ -228,7 +228,7 @@ class Cluster:
             config.model.path = str(folder or self.folder)
             config.model.lora_rank = 0
             with told("the reference policy did not start"):
-                self._reference = self._group(Worker, config=config, role="ref")
+                self._reference = self._group(VerlWorker, config=config, role="ref")
                 self._reference.init_model()
         return self._infer(self._reference.compute_ref_log_prob, batch)["log_probs"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from lightning_core.algorithms.base import Algorithm, Critic, last_pass, mini_batches
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.settings import default_critic_rate
-from lightning_core.backends.verl.batch import Memory, entry_values, to_batch
+from lightning_core.backends.verl.batch import BatchMemory, entry_values, to_batch
 from lightning_core.backends.verl.loss import (
     AlgorithmLoss,
     LinearLoss,
@@ -52,7 +52,7 @@ class Learner:
         self.reference: Path | None = None
         """Where the reference policy is, if it is not the start."""
         self._busy = busy or Meter()
-        self._memory = Memory()
+        self._memory = BatchMemory()
         self._worker_seconds = 0.0
         """Seconds that verl had its hands on the last update, of all that it took."""
 

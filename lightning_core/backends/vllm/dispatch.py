@@ -20,7 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.backends.chat.completion import WAKE_SECONDS, Completion, Request, Wakes
+from lightning_core.backends.chat.completion import WAKE_SECONDS, Completion, CompletionRequest, Wakes
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.client import (
     Client,
@@ -303,7 +303,7 @@ class Dispatcher:
             replica.running -= 1
             slots.release()
 
-    async def _enter(self, request: Request) -> tuple[Replica, asyncio.Semaphore]:
+    async def _enter(self, request: CompletionRequest) -> tuple[Replica, asyncio.Semaphore]:
         """The server at which the reply has a slot, and its slots. Raises EngineError if none answers in
         time."""
         while True:
@@ -317,7 +317,7 @@ class Dispatcher:
             if replica is None:
                 await self._wait_for_server()
 
-    async def _take_slot(self, replica: Replica, request: Request) -> asyncio.Semaphore | None:
+    async def _take_slot(self, replica: Replica, request: CompletionRequest) -> asyncio.Semaphore | None:
         """Wait for a slot of a server; None if it was lost before, or if nothing new may begin."""
         slots = replica.slots
         replica.waiting += 1
@@ -349,7 +349,7 @@ class Dispatcher:
                 "start them again, or give other addresses"
             ) from error
 
-    def _check(self, request: Request, replica: Replica) -> None:
+    def _check(self, request: CompletionRequest, replica: Replica) -> None:
         if replica.lost is not None:
             raise LostError(replica.lost)
         if request.policy_version != self._pool.version:

@@ -45,7 +45,7 @@ class Joining:
     """Tells a person what is going on."""
 
 
-class Part(Protocol):
+class RolePart(Protocol):
     """A role in a run."""
 
     name: str
@@ -71,7 +71,7 @@ def own_name(joining: Joining) -> str:
 class Joined:
     """A process with one part, from its first look for a run to its end."""
 
-    def __init__(self, joining: Joining, store: Store, part: Part, over: asyncio.Event) -> None:
+    def __init__(self, joining: Joining, store: Store, part: RolePart, over: asyncio.Event) -> None:
         """`over` is set when the process is to end."""
         self.joining = joining
         self.store = store

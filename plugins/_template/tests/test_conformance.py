@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 
 import lightning_core
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Framework, Member
+from lightning_core.testing.conformance import Framework, TeamMember
 from lightning_core.testing.server import serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, rollout_scope
@@ -29,7 +29,7 @@ class MyFramework(Framework):
     def open_model(self, **client: Any) -> AbstractAsyncContextManager[AsyncOpenAI]:
         return AsyncOpenAI(**client)
 
-    def build(self, model: AsyncOpenAI, members: Sequence[Member]) -> Agent:
+    def build(self, model: AsyncOpenAI, members: Sequence[TeamMember]) -> Agent:
         following: Agent | None = None
         for member in reversed(members):
             following = Agent(model, member.name, member.instructions, member.tools, following)

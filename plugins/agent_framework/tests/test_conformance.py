@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Framework, Member
+from lightning_core.testing.conformance import Framework, TeamMember
 
 
 class AgentFramework(Framework):
@@ -27,7 +27,7 @@ class AgentFramework(Framework):
     def open_model(self, **client: Any) -> AbstractAsyncContextManager[AsyncOpenAI]:
         return AsyncOpenAI(**client)
 
-    def build(self, model: AsyncOpenAI, members: Sequence[Member]) -> list[Agent]:
+    def build(self, model: AsyncOpenAI, members: Sequence[TeamMember]) -> list[Agent]:
         client = OpenAIChatCompletionClient("any", async_client=model)
         agents = [Agent(client, one.instructions, name=one.name, tools=one.tools) for one in members]
         attach(agents[0])  # one line for all of them

@@ -12,7 +12,7 @@ from autogen_agentchat.teams import RoundRobinGroupChat
 from lightning_autogen import attach, detach
 
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Ability, Framework, Member
+from lightning_core.testing.conformance import Ability, Framework, TeamMember
 from plugins.autogen.tests.playing import open_client
 
 
@@ -29,7 +29,7 @@ class AutoGen(Framework):
     def open_model(self, **client: Any) -> AbstractAsyncContextManager[Any]:
         return open_client(**client)
 
-    def build(self, model: Any, members: Sequence[Member]) -> Any:
+    def build(self, model: Any, members: Sequence[TeamMember]) -> Any:
         agents = [self._agent(model, member) for member in members]
         if len(agents) == 1:
             return attach(agents[0])
@@ -41,7 +41,7 @@ class AutoGen(Framework):
     def stream(self, app: Any, task: str) -> AsyncIterator[object]:
         return app.run_stream(task=task)
 
-    def _agent(self, model: Any, member: Member) -> AssistantAgent:
+    def _agent(self, model: Any, member: TeamMember) -> AssistantAgent:
         return AssistantAgent(
             member.name,
             model,

@@ -13,7 +13,7 @@ from crewai.tools import tool
 from lightning_crewai import attach, detach
 
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Ability, Framework, Member
+from lightning_core.testing.conformance import Ability, Framework, TeamMember
 
 
 class CrewAI(Framework):
@@ -33,7 +33,7 @@ class CrewAI(Framework):
             LLM, model="gpt-4o", default_headers={"connection": "close"}, is_litellm=False, **client
         )
 
-    def build(self, model: Callable[..., LLM], members: Sequence[Member]) -> Crew:
+    def build(self, model: Callable[..., LLM], members: Sequence[TeamMember]) -> Crew:
         agents = [self._agent(model(), member) for member in members]
         tasks = [Task(description="Do it.", expected_output="A text.", agent=agent) for agent in agents]
         return attach(Crew(agents=agents, tasks=tasks))
@@ -49,7 +49,7 @@ class CrewAI(Framework):
     def run_sync(self, app: Crew, task: str) -> object:
         return app.kickoff(inputs={"task": task})
 
-    def _agent(self, llm: LLM, member: Member) -> Agent:
+    def _agent(self, llm: LLM, member: TeamMember) -> Agent:
         tools = [tool(each.__name__)(each) for each in member.tools]
         return Agent(
             role=member.name,

@@ -17,7 +17,7 @@ from lightning_google_adk import attach, detach
 
 from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Framework, Member
+from lightning_core.testing.conformance import Framework, TeamMember
 
 
 class GoogleADK(Framework):
@@ -32,7 +32,7 @@ class GoogleADK(Framework):
             client["api_base"] = client.pop("base_url")
         yield LiteLlm("openai/any", **client)
 
-    def build(self, model: LiteLlm, members: Sequence[Member]) -> list[LlmAgent]:
+    def build(self, model: LiteLlm, members: Sequence[TeamMember]) -> list[LlmAgent]:
         agents = [
             LlmAgent(name=one.name, model=model, instruction=one.instructions, tools=list(one.tools))
             for one in members

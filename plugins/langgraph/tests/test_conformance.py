@@ -14,7 +14,7 @@ from lightning_langgraph import LightningCallback
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Framework, Member
+from lightning_core.testing.conformance import Framework, TeamMember
 
 
 class LangGraph(Framework):
@@ -29,7 +29,7 @@ class LangGraph(Framework):
             async with DefaultAsyncHttpxClient(verify=False) as ahttp:
                 yield ChatOpenAI(model="any", http_client=http, http_async_client=ahttp, **client)
 
-    def build(self, model: ChatOpenAI, members: Sequence[Member]) -> Any:
+    def build(self, model: ChatOpenAI, members: Sequence[TeamMember]) -> Any:
         graph = StateGraph(MessagesState)
         names = [member.name for member in members]
         for before, member in zip([START, *names], members, strict=False):
@@ -47,7 +47,7 @@ class LangGraph(Framework):
     def run_sync(self, app: Any, task: str) -> object:
         return app.invoke({"messages": [("user", task)]})
 
-    def _agent(self, model: ChatOpenAI, member: Member) -> Any:
+    def _agent(self, model: ChatOpenAI, member: TeamMember) -> Any:
         tools = list(member.tools)
         return create_agent(model, tools, system_prompt=member.instructions, name=member.name)
 

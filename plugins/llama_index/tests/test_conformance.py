@@ -15,7 +15,7 @@ from openai import DefaultAsyncHttpxClient
 
 from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Framework, Member
+from lightning_core.testing.conformance import Framework, TeamMember
 
 
 class LlamaIndex(Framework):
@@ -37,7 +37,7 @@ class LlamaIndex(Framework):
                 **client,
             )
 
-    def build(self, model: OpenAILike, members: Sequence[Member]) -> list[FunctionAgent]:
+    def build(self, model: OpenAILike, members: Sequence[TeamMember]) -> list[FunctionAgent]:
         agents = [
             FunctionAgent(name=one.name, system_prompt=one.instructions, tools=list(one.tools), llm=model)
             for one in members

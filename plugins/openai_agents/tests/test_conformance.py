@@ -12,7 +12,7 @@ from lightning_openai_agents import attach, uninstall
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Ability, Framework, Member
+from lightning_core.testing.conformance import Ability, Framework, TeamMember
 from lightning_core.testing.truth import find_marks, mark
 from plugins.openai_agents.tests.tracing import Recorder
 
@@ -30,7 +30,7 @@ class OpenAIAgents(Framework):
         # No generator: the SDK's `run_sync` shuts down all async generators of its loop.
         return AsyncOpenAI(http_client=DefaultAsyncHttpxClient(verify=False), **client)
 
-    def build(self, client: AsyncOpenAI, members: Sequence[Member]) -> Agent[None]:
+    def build(self, client: AsyncOpenAI, members: Sequence[TeamMember]) -> Agent[None]:
         model = OpenAIChatCompletionsModel("any", client)
         following: Agent[None] | None = None
         for member in reversed(members):
@@ -52,7 +52,7 @@ class OpenAIAgents(Framework):
     def run_sync(self, app: Agent[None], task: str) -> object:
         return Runner.run_sync(app, task)
 
-    def _agent(self, model: Model, member: Member, following: Agent[None] | None) -> Agent[None]:
+    def _agent(self, model: Model, member: TeamMember, following: Agent[None] | None) -> Agent[None]:
         instructions, handoffs = member.instructions, []
         if following is not None:
             script = find_marks(instructions).get("calls")

@@ -15,7 +15,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Framework, Member
+from lightning_core.testing.conformance import Framework, TeamMember
 
 
 class PydanticAI(Framework):
@@ -27,7 +27,7 @@ class PydanticAI(Framework):
     def open_model(self, **client: Any) -> AbstractAsyncContextManager[AsyncOpenAI]:
         return AsyncOpenAI(**client)
 
-    def build(self, client: AsyncOpenAI, members: Sequence[Member]) -> list[Agent]:
+    def build(self, client: AsyncOpenAI, members: Sequence[TeamMember]) -> list[Agent]:
         model = OpenAIChatModel("any", provider=OpenAIProvider(openai_client=client))
         agents = [
             Agent(model, name=one.name, instructions=one.instructions, tools=one.tools) for one in members

@@ -17,7 +17,7 @@ from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 from lightning_core.testing.adapter_laws import *  # noqa: F403
 from lightning_core.testing.conformance import *  # noqa: F403
-from lightning_core.testing.conformance import Ability, Framework, Member
+from lightning_core.testing.conformance import Ability, Framework, TeamMember
 from lightning_core.testing.truth import find_marks, mark
 
 PARSING = Lock()
@@ -44,7 +44,7 @@ class Smolagents(Framework):
                 client_kwargs={"http_client": http, **options},
             )
 
-    def build(self, model: OpenAIModel, members: Sequence[Member]) -> list[ToolCallingAgent]:
+    def build(self, model: OpenAIModel, members: Sequence[TeamMember]) -> list[ToolCallingAgent]:
         agents = [self._agent(model, member) for member in members]
         attach(agents[0])  # one line for all of them
         return agents
@@ -66,7 +66,7 @@ class Smolagents(Framework):
         for agent in app:
             agent.run(task)
 
-    def _agent(self, model: OpenAIModel, member: Member) -> ToolCallingAgent:
+    def _agent(self, model: OpenAIModel, member: TeamMember) -> ToolCallingAgent:
         steps = [step for step in (find_marks(member.instructions).get("calls"), self.answer_tool) if step]
         with PARSING:
             tools = [tool(_plain(one)) for one in member.tools]
