@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from benchmarks.one_gpu.models import SHAPES, SHIPPED, Where, random_network
 from benchmarks.one_gpu.rows import Rows
 from lightning_core.algorithms.base import Algorithm, Entries
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.chat.folder import find_source, load_tokenizer
 from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
@@ -97,10 +97,10 @@ async def _sample(engine: Engine, *, few: bool) -> list[Completion]:
     draw = random.Random(0)
     engine.start()
     try:
-        request, replies = Request(), []
+        request, replies = CompletionRequest(), []
         for index in range(8 if few else 20):
             prompt = [draw.randrange(5, 2_000) for _ in range(draw.randrange(1, 300))]
-            asked = Options(max_tokens=draw.randrange(2, 20 if few else 90), seed=str(index))
+            asked = SamplingOptions(max_tokens=draw.randrange(2, 20 if few else 90), seed=str(index))
             replies.append(Completion(prompt, asked, request))
             engine.submit(replies[-1])
         while not all(reply.finished for reply in replies):

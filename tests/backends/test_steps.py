@@ -12,9 +12,9 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModelForCausalLM
 
-from lightning_core.backends.chat.completion import Completion, Options, Request
+from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.local import kernel
-from lightning_core.backends.local.attention import Form, Sees
+from lightning_core.backends.local.attention import AttentionForm, Sees
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.exactness import plain_logprobs
@@ -41,11 +41,11 @@ def make_engine(folder: Path, make: Callable[..., object], capture: Capture | No
 
 async def sample(engine: Engine) -> list[Completion]:
     """Replies of unlike lengths, some beyond the first length of a row."""
-    draw, replies, request = random.Random(0), [], Request()
+    draw, replies, request = random.Random(0), [], CompletionRequest()
     engine.start()
     for index in range(14):
         prompt = [draw.randrange(5, 300) for _ in range(240 if index == 3 else draw.randrange(1, 40))]
-        asked = Options(max_tokens=draw.randrange(1, 40), seed=str(index))
+        asked = SamplingOptions(max_tokens=draw.randrange(1, 40), seed=str(index))
         replies.append(Completion(prompt, asked, request))
         engine.submit(replies[-1])
     while not all(reply.finished for reply in replies):
@@ -140,7 +140,7 @@ def test_the_kernel_gives_what_chunks_give_on_trees(count: int, sees: Sees | Non
     ends = torch.where(places < count // 3, count // 3, count)
     ends = torch.where((places >= count // 2) & (places < 2 * count // 3), 2 * count // 3, ends)
     query, key, value = (torch.randn(count, heads, 16) for heads in (6, 2, 2))
-    form = Form(0.3, sees)
+    form = AttentionForm(0.3, sees)
     found = TreePlan(ends, torch.float32, flex_attention).attend(query, key, value, form)
     wanted = TreePlan(ends, torch.float32).attend(query, key, value, form)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)

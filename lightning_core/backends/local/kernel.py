@@ -19,7 +19,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 if TYPE_CHECKING:
-    from lightning_core.backends.local.attention import Form, Sees
+    from lightning_core.backends.local.attention import AttentionForm, Sees
 
 logger = logging.getLogger(__name__)
 BLOCK = 128
@@ -38,12 +38,14 @@ class TreeKernel:
         self._masks: dict[Sees | None, BlockMask] = {}
 
     @staticmethod
-    def takes(query: torch.Tensor, form: Form) -> bool:
+    def takes(query: torch.Tensor, form: AttentionForm) -> bool:
         """Whether it computes such a call. On a GPU it is tried and taken in bfloat16 alone."""
         plain = form.softcap is None and form.sinks is None
         return plain and (query.device.type == "cpu" or _number(query) == torch.bfloat16)
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
         """query (T, H, D), key (T, K, D) and value (T, K, V) → (T, H, V)."""
         if form.sees not in self._masks:
             self._masks[form.sees] = block_mask(self._ends, self._depths, form.sees)
