@@ -1,1 +1,1 @@
-"""What one card does: checks of engine and update, then a table of speed and memory (`scripts/gpu_check`)."""
+"""Checks of engine and update on one card, then a table of speed and memory (`scripts/gpu_check`)."""

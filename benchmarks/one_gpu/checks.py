@@ -36,7 +36,7 @@ from lightning_core.types import Key, Trajectory, Transition
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats by which a log-probability of these networks may be apart, at most."""
 GRADIENTS = {torch.float32: 1e-3, torch.bfloat16: 0.05}
-"""By which share of its length a gradient may be apart."""
+"""The share of its length by which a gradient may be apart."""
 
 
 def ready(where: Where) -> tuple[PreTrainedModel, PreTrainedModel]:

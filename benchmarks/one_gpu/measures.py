@@ -33,7 +33,7 @@ GIB = 1 << 30
 
 
 def machine(where: Where, rows: Rows) -> None:
-    """What the card can do: its ceilings, by a large copy and a large product."""
+    """Measures the card's ceilings, by a large copy and a large product."""
     rows.title("The machine")
     cuda = where.device.type == "cuda"
     rows.facts(

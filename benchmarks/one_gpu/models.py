@@ -62,7 +62,7 @@ CONTEXT = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What is measured on."""
+    """The device and the number format of a measurement."""
 
     device: torch.device
     quick: bool

@@ -1,5 +1,5 @@
-"""What fits on one card by the dry run's estimate: `python -m benchmarks.one_gpu.plans` prints the table of
-docs/one-gpu.md. It needs no card."""
+"""The models that fit on one card by the dry run's estimate: `python -m benchmarks.one_gpu.plans` prints the
+table of docs/one-gpu.md. It needs no card."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_core.backends.settings import LoraOptions
 CARDS = (16, 24, 48, 80)
 """GB of memory, as they are sold."""
 SHARE = 0.98
-"""What a card's driver leaves of its memory."""
+"""The share of a card's memory that its driver leaves."""
 LARGE: Mapping[str, Any] = {**QWEN3, "num_hidden_layers": 36, "num_attention_heads": 32}
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "SmolLM2-135M": SHAPES["135M"],

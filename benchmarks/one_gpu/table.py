@@ -11,7 +11,7 @@ SKIPPED = 77
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
-    """What a part has written so far."""
+    """Returns the results that a part has written so far."""
     path = folder / f"{name}.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found

@@ -377,7 +377,7 @@ async def sync_run(path: Path, url: str) -> None:
     everything; what it took before stays there, and the same command sends the same spans again.
     """
     try:
-        from lightning_core.otlp import Collector, to_spans
+        from lightning_core.otlp import OtlpCollector, to_spans
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"to send traces, {error.name!r} must be installed: pip install 'agent-lightning-core[otel]'"
@@ -389,7 +389,7 @@ async def sync_run(path: Path, url: str) -> None:
         begun = [rollout for rollout in await find_rollouts(store, run_id) if rollout.attempts]
         if not begun:
             raise ConfigError(f"run {run_id!r} has no rollouts yet")
-        with Collector(url) as collector, Progress(console=console) as progress:
+        with OtlpCollector(url) as collector, Progress(console=console) as progress:
             for rollout in progress.track(begun, description="sending rollouts"):
                 (trace,) = await read_traces(store, [rollout])
                 spans = to_spans(trace)

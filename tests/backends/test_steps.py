@@ -1,4 +1,4 @@
-"""What a GPU replays and compiles, by its counterpart on the processor: the same numbers as without it."""
+"""Replayed and compiled steps of a GPU, by their counterpart on the processor: the same numbers as without."""
 
 from __future__ import annotations
 

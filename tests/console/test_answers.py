@@ -17,7 +17,7 @@ import pytest
 from lightning_core.cli.runs import list_runs as print_runs
 from lightning_core.cli.runs import read_line
 from lightning_core.cli.training import write_page
-from lightning_core.console.asking import Question
+from lightning_core.console.asking import PageRequest
 from lightning_core.console.rollouts import show_rollout
 from lightning_core.console.runs import list_runs, show_comparison, show_run
 from lightning_core.console.sandbox import show_sandbox
@@ -84,7 +84,7 @@ async def test_the_list_has_the_steps_and_rewards_of_the_terminal_s(tmp_path: Pa
             await store.put_metrics(Metrics(run_id="r", step=step, values=values))
         await store.enqueue([played("r", f"r-{step}", step, reward=1.0) for step in (0, 2, 3)])
     async with Shelf(str(folder), load_plugins()) as shelf:
-        [run] = await list_runs(Question(shelf, []))
+        [run] = await list_runs(PageRequest(shelf, []))
     assert (run["steps"], run["rewards"]) == (3, [0.25, 0.75])
     assert run["change"] == {"kind": "training", "first": 0.25, "last": 0.75, "steps": 1}
     line = await read_line(folder)
@@ -104,9 +104,9 @@ async def test_a_folder_that_does_not_say_which_run_it_is_breaks_no_list(
     bad.mkdir()
     (bad / "run.json").write_text(content, encoding="latin-1")
     async with Shelf(str(tmp_path), load_plugins()) as shelf:
-        listed = {run["name"]: run.get("error") for run in await list_runs(Question(shelf, []))}
+        listed = {run["name"]: run.get("error") for run in await list_runs(PageRequest(shelf, []))}
         with pytest.raises(ConfigError, match="does not say which run this is"):
-            await show_run(Question(shelf, [("run", "bad")]))
+            await show_run(PageRequest(shelf, [("run", "bad")]))
     assert listed["good"] is None
     assert "does not say which run this is" in str(listed["bad"])
     await print_runs(tmp_path, [tmp_path / "good", bad])
@@ -126,7 +126,7 @@ async def test_a_side_of_a_trial_whose_rollouts_all_failed_is_not_compared(tmp_p
         await store.enqueue([played(trial, f"{trial}-s0-a{n}-0", 0, reward=1.0, number=n) for n in range(3)])
         await store.enqueue([played(trial, f"{trial}-s0-b{n}-0", 0, number=n, **failed) for n in range(3)])
     async with Shelf(url, load_plugins()) as shelf:
-        [told] = (await show_sandbox(Question(shelf, [("run", "r")])))["trials"]
+        [told] = (await show_sandbox(PageRequest(shelf, [("run", "r")])))["trials"]
     assert [side["failed"] for side in told["failed"]] == [0, 3]
     assert told["failed"][1]["error"] == "ModelError: no weights"
     assert told["difference"] is None
@@ -148,7 +148,7 @@ async def test_an_integer_of_more_than_64_bits_is_shown_as_text(tmp_path: Path) 
         await store.put_run(Run(id="r"))
         await store.enqueue([Rollout(id="r-0", run_id="r", group_id="g", step=0, task=task)])
     async with Shelf(url, load_plugins()) as shelf:
-        told = json.loads(to_json(await show_rollout(Question(shelf, [("run", "r"), ("id", "r-0")]))))
+        told = json.loads(to_json(await show_rollout(PageRequest(shelf, [("run", "r"), ("id", "r-0")]))))
     inner = {"small": 1 - 2**63, "said": "half a parrot \ufffd"}
     assert told["input"] == {"number": str(2**64), "more": [inner]}
 
@@ -183,10 +183,10 @@ async def test_the_verdict_knows_a_step_whose_rollouts_it_had_seen(tmp_path: Pat
         await store.enqueue([played("r", "r-0", 0, reward=1.0)])
         for step, since in enumerate((None, 1, 2)):
             asked = [("run", "r"), *([] if since is None else [("since", str(since))])]
-            before = await show_run(Question(shelf, asked))
+            before = await show_run(PageRequest(shelf, asked))
             assert before["verdict"]["numbers"]["steps"] == step
             await store.put_metrics(Metrics(run_id="r", step=step, values={"reward": 1.0}))
-            after = await show_run(Question(shelf, asked))
+            after = await show_run(PageRequest(shelf, asked))
             assert after["verdict"]["numbers"]["steps"] == step + 1
 
 
@@ -326,7 +326,7 @@ async def test_runs_are_compared_by_their_last_whole_evaluation(tmp_path: Path) 
         for attempt in await store.lease("w", 1, 60.0):
             await store.finish(attempt, reward=0.25)
     async with Shelf(url, load_plugins()) as shelf:
-        told = await show_comparison(Question(shelf, [("with", "r")]))
+        told = await show_comparison(PageRequest(shelf, [("with", "r")]))
     assert [(one["tasks"], one["mean"]) for one in told["held_out"]] == [(3, 1.0)]
 
 

@@ -69,7 +69,7 @@ class Slots:
         self.flat = [self.memory[i].view(-1, s.size) for i in range(s.layers)]
         heads = torch.arange(s.heads, device=s.device) * capacity
         self._offsets = torch.cat((heads, heads + rows * s.heads * capacity))
-        """Of a token's keys, then of its values."""
+        """Offsets of a token's keys, then of its values."""
 
     def holds(self, rows: int, length: int) -> bool:
         """Whether the memory suffices for so many sequences of `length` tokens."""

@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def memory(self) -> Memory:
-        """What its rows remember."""
+        """The memory of its rows."""
         return self._rows.memory
 
     @property
@@ -358,7 +358,7 @@ def _own_stream(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _settled(device: torch.device) -> Iterator[None]:
-    """What other streams have begun is done before, and what is begun within is done after."""
+    """Waits for other streams before the block, and for its own work after it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     yield

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 BLOCK = 128
 """Queries, and keys, of a block."""
 TOLERANCE = 0.02
-"""By which share of its length what the kernel gives in bfloat16 may be apart from float64."""
+"""The share of its length by which the kernel's result in bfloat16 may be apart from float64."""
 Flex = Callable[..., torch.Tensor]
 
 

@@ -80,7 +80,7 @@ def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPla
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a run computes on."""
+    """The device of a run."""
 
     device: torch.device
     memory: int
@@ -105,7 +105,7 @@ def estimate(
 
 
 def serving(settings: LocalSettings, size: ModelSize, card: Card) -> str:
-    """What the engine takes, in words."""
+    """Describes the engine's memory, in words."""
     weights, replies, prefixes = _serving(settings, size, card)
     return f"weights {gib(weights)}, replies {gib(replies)} at most, their prefixes {gib(prefixes)}"
 
