@@ -1,4 +1,4 @@
-"""Replayed and compiled steps of a GPU, by their counterpart on the processor: the same numbers as without."""
+"""Replayed and compiled steps of a GPU, by their counterpart on the processor: the numbers are equal."""
 
 from __future__ import annotations
 
