@@ -217,7 +217,9 @@ class Settings:
     def evaluations_between(self) -> range:
         """Updates after which the policy is evaluated, the start and the end left out."""
         every, named = self.evaluate_every, isinstance(self.algorithm, str)
-        planned = self.steps is not None or (isinstance(self.algorithm, Sequence | Search) and not named)
+        planned = self.steps is not None or (
+            not named and (isinstance(self.algorithm, Sequence) or is_search(self.algorithm))
+        )
         if every is None and not planned:
             every = EVALUATE_EVERY
         return range(every, self.total_steps, every) if every is not None else range(0)
