@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shlex
 import signal
 import sys
 import traceback
@@ -154,7 +155,8 @@ def deploy(
         if up:
             engines.start(engine, deployment, files, say)
         else:
-            say(f"start it: agentlightning deploy {target} {script} --out {files} --up")
+            again = ["agentlightning", "deploy", str(target), str(script), "--out", str(files), "--up"]
+            say(f"start it: {shlex.join(again)}")
 
     call_once(script, context.args, read_launch(settings, {}), use)
 

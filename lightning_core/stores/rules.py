@@ -43,6 +43,10 @@ LONGEST_ID = 512
 """Characters."""
 _SHOWN_OF_ID = 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_WHOLE: Mapping[type[Record], tuple[str, ...]] = MappingProxyType(
+    {Call: ("agent",), ResourceVersion: ("uri", "author")}
+)
+"""Texts that are no remarks: half a character in them would be another name, or another prompt."""
 _IDS: Mapping[type[Record], tuple[str, ...]] = MappingProxyType(
     {
         Run: ("id",),
@@ -218,6 +222,13 @@ def check_ids(*records: Record) -> None:
             check_id(f"{type(record).__name__}.{name}", getattr(record, name))
         if isinstance(record, Rollout):
             check_ids(record.task)
+        for name in _WHOLE.get(type(record), ()):
+            text = getattr(record, name)
+            if text is not None and _SURROGATE.search(text):
+                raise DataError(
+                    f"{type(record).__name__}.{name} {text[:_SHOWN_OF_ID]!r} holds half a surrogate pair: "
+                    "give whole characters"
+                )
 
 
 def check_id(name: str, value: str | None) -> None:

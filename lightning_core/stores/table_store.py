@@ -23,6 +23,7 @@ from lightning_core.stores.notifications import (
     cancelled_of,
     finished_of,
 )
+from lightning_core.stores.packing import plain
 from lightning_core.stores.queue import Transaction
 from lightning_core.stores.rows import (
     ALERTS,
@@ -152,8 +153,8 @@ class TableStore:
     async def finish(
         self, attempt: Attempt, *, reward: float | None = None, error: str | None = None
     ) -> Rollout:
-        ids = [attempt.rollout.id]
-        return await self._write(lambda to: queue.finish(to, attempt, reward, error), ids)
+        ids, said = [attempt.rollout.id], plain(error)
+        return await self._write(lambda to: queue.finish(to, attempt, reward, said), ids)
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return await self._write(lambda to: queue.cancel(to, rollout_ids), rollout_ids) if rollout_ids else 0

@@ -50,10 +50,19 @@ def make_tasks(rows: Iterable[Task | Mapping[str, Any]] | None, split: Split) ->
     return tasks
 
 
+_RECORDS = (("to_dicts", ".to_dicts()"), ("to_dict", '.to_dict("records")'))
+"""How a table of polars, and one of pandas, gives its rows as dicts."""
+
+
 def _finite(rows: Any, split: Split) -> Iterable[Any]:
     """The rows. A dataset with `__getitem__` alone ends by its length: it need not raise IndexError."""
-    if rows is None or hasattr(rows, "__iter__"):
-        return rows or ()
+    if rows is None:
+        return ()
+    if hasattr(rows, "columns") and (way := next((w for w in _RECORDS if hasattr(rows, w[0])), None)):
+        raise TaskError(f"{split} is a {type(rows).__name__}, which gives columns: write {way[1]} after it")
+    if hasattr(rows, "__iter__"):
+        rows_: Iterable[Any] = rows
+        return rows_
     if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         raise TaskError(
             f"{split} tasks can't be read from a {type(rows).__name__}, which has no end; "

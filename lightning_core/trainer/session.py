@@ -12,11 +12,12 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lightning_core.backends.base import Backend
-from lightning_core.errors import ConfigError, GatewayError, TrainingError
+from lightning_core.errors import ConfigError, GatewayError, ModelError, TrainingError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer, check_free
 from lightning_core.heartbeat import Heartbeat, living, make_member
@@ -118,7 +119,7 @@ class Session:
             if phase.algorithm.learns_from is not None
         }
         if (checkpoint := folder.latest_checkpoint()) is not None:
-            await self.backend.load(checkpoint[1])
+            await self._load(*checkpoint)
 
     async def begin(self, run: Run) -> None:
         """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts
@@ -200,6 +201,19 @@ class Session:
                 on_finished=self.observers.rollout_ended,
             )
         )
+
+    async def _load(self, step: int, checkpoint: Path) -> None:
+        """Go on from a checkpoint. The ModelError for a damaged one names the one before it."""
+        try:
+            await self.backend.load(checkpoint)
+        except ModelError as error:
+            before = [path for path in self.folder.checkpoint_folders() if path.name < checkpoint.name]
+            if not before:
+                raise
+            raise ModelError(
+                f"{error}. There is an earlier checkpoint, {before[-1].name}: to go on from it, delete "
+                f"{checkpoint.name}, which holds update {step}, and resume"
+            ) from error
 
     async def _wait_for_others(self, run: Run) -> None:
         """Tell who is missing, now and while rollouts are waited for."""

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lightning_core.backends.chat.folder import check_folder, load_tokenizer
-from lightning_core.backends.chat.gguf import plain_template
+from lightning_core.backends.chat.gguf import plain_template, smollm2_folder
 from lightning_core.errors import ModelError
 from tests.backends.models import make_byte_fallback_tokenizer, make_network, make_tokenizer
 
@@ -117,3 +117,12 @@ def test_a_base_model_reads_a_conversation_as_plain_text(begins: bool) -> None:
     messages = [{"role": role, "content": text} for role, text in turns]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == "<s>" * begins + "Say.\n\nUser: a\nAssistant: b\n\nTool: c\nAssistant:"
+
+
+def test_a_cache_that_can_not_be_written_is_named_with_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="set XDG_CACHE_HOME to a folder that you may write"):
+        smollm2_folder()

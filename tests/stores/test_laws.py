@@ -1192,3 +1192,20 @@ async def test_an_alert_counts_once(store: Store) -> None:
     assert known[1] == second
     assert known[0].message.startswith("fell: ")
     assert await store.list_alerts("nothing") == []
+
+
+async def test_half_a_surrogate_pair_is_kept_as_a_question_mark_in_remarks_and_refused_in_names(
+    store: Store,
+) -> None:
+    half = "half \ud83e"
+    await store.enqueue([rollout("a", max_attempts=1)])
+    attempt = await lease_one(store)
+    version = ResourceVersion(run_id="run", name="p", version=1, kind="prompt", uri=half)
+    with pytest.raises(DataError, match=r"Call\.agent .*holds half a surrogate pair"):
+        await store.add_call(call("c", attempt).model_copy(update={"agent": half}))
+    with pytest.raises(DataError, match=r"ResourceVersion\.uri .*holds half a surrogate pair"):
+        await store.put_resource(version)
+    ended = await store.finish(attempt, error=half)
+    again = await store.finish(attempt, error=half)
+    (kept,) = await store.get_rollouts(["a"])
+    assert ended.error == again.error == kept.error == "half ?"

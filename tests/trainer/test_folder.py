@@ -12,7 +12,7 @@ import pytest
 import lightning_core as lightning
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
-from lightning_core.errors import ConfigError, StoreError
+from lightning_core.errors import ConfigError, ModelError, StoreError
 from lightning_core.trainer.folder import RunFolder, choose_folder, write_atomically
 from tests.trainer.versioned import TASKS, solve
 
@@ -149,3 +149,22 @@ def test_a_run_whose_store_is_removed_ends_with_an_error_and_goes_on_from_what_w
         (folder / f"store.db{end}").unlink(missing_ok=True)
     summary = lightning.Trainer(**settings, algorithm=algorithm, resume=True).fit(solve, train=TASKS)
     assert (summary.steps, summary.rollouts) == (3, 6)
+
+
+def test_a_truncated_last_checkpoint_is_refused_with_the_one_before_it(tmp_path):
+    settings = {"model": "tiny", "folder": tmp_path / "run", "progress": False, "seed": 1}
+    algorithm = lightning.GRPO(group_size=2, tasks_per_step=1)
+    lightning.Trainer(**settings, steps=2, checkpoint_every=1, keep_checkpoints=2, algorithm=algorithm).fit(
+        solve, train=TASKS
+    )
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    last = checkpoints[-1] / "model" / "model.safetensors"
+    last.write_bytes(last.read_bytes()[:1000])
+    again = lightning.Trainer(
+        **settings, steps=3, checkpoint_every=1, algorithm=algorithm, resume=True, keep_checkpoints=2
+    )
+    said = rf"earlier checkpoint, {checkpoints[-2].name}: to go on from it, delete {checkpoints[-1].name}"
+    with pytest.raises(ModelError, match=said):
+        again.fit(solve, train=TASKS)
+    shutil.rmtree(checkpoints[-1])
+    assert again.fit(solve, train=TASKS).steps == 3

@@ -2,7 +2,9 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from lightning_core.errors import TaskError
@@ -121,3 +123,36 @@ def test_a_dataset_that_never_raises_indexerror_ends_by_its_length_or_is_refused
     assert [task.input for task in make_tasks(Sized(), "train")] == [{"number": n} for n in range(3)]  # type: ignore[arg-type]
     with pytest.raises(TaskError, match="train tasks can't be read from a Endless, which has no end"):
         make_tasks(Endless(), "train")  # type: ignore[arg-type]
+
+
+class Table:
+    """A table as pandas and polars have it: it iterates over columns, and has no truth value."""
+
+    columns = ("question",)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __bool__(self) -> bool:
+        raise ValueError("The truth value of a DataFrame is ambiguous")
+
+
+class Pandas(Table):
+    def to_dict(self) -> None: ...
+
+
+class Polars(Pandas):
+    def to_dicts(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("table", "way"), [(Pandas(), r'\.to_dict\("records"\)'), (Polars(), r"\.to_dicts\(\)")]
+)
+def test_a_table_is_refused_with_the_way_to_its_rows(table: Table, way: str) -> None:
+    with pytest.raises(TaskError, match=f"train is a P.*, which gives columns: write {way} after it"):
+        make_tasks(table, "train")  # type: ignore[arg-type]
+
+
+def test_an_array_of_rows_is_read_without_a_question_for_its_truth() -> None:
+    rows = np.array([{"n": 1}, {"n": 2}])
+    assert [task.input for task in make_tasks(rows, "train")] == [{"n": 1}, {"n": 2}]

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -29,6 +28,8 @@ TINY = "tiny"
 _MODELS: Final = Path(__file__).parents[2] / "models"
 HUB_SECONDS = 10.0
 """Seconds the hub may take to say whether it has a model."""
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MOST_IDS: Final = 1 << 31
 _MARK = "\u2423mark\u2423"
 
 
@@ -71,13 +72,14 @@ def find_source(model: str | Path) -> tuple[str, str]:
 
 
 def load_part(kind: Any, source: str, part: str, **options: Any) -> Any:
-    """Loads a part of the source with `kind`. Raises ModelError, naming the source and the part."""
+    """Loads a part of the source with `kind`, and runs no code of it. Raises ModelError, naming the source
+    and the part."""
     if not Path(source).exists():
         check_hub(source)
     try:
         with _quiet():
-            return kind.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+            return kind.from_pretrained(source, trust_remote_code=False, **options)
+    except Exception as error:  # boundary: a foreign folder makes its readers raise anything
         raise ModelError(
             f"can't read the {part} of model {source!r}: {error}; check that the folder is complete "
             "(config.json, model.safetensors, tokenizer.json)"
@@ -122,22 +124,42 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 def load_config(source: str) -> tuple[Any, Any]:
     """(the model's configuration, its generation configuration). Raises ModelError."""
     config = load_part(AutoConfig, source, "configuration")
+    config._attn_implementation = None  # it may name code on the hub
     try:
         return config, GenerationConfig.from_pretrained(source)
     except OSError:  # as for a model loaded whole: where the file is missing, the model's own says it
         return config, GenerationConfig.from_model_config(config)
+    except Exception as error:  # boundary, as in `load_part`
+        raise ModelError(f"can't read generation_config.json of model {source!r}: {error}") from error
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelError for a folder whose weights are pickles, which may hold a program, and nothing else."""
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in _PICKLES)
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"the weights of model {str(folder)!r} are pickles ({pickles[0]}), which may run code when "
+            "they are read: take a version with model.safetensors. If you trust its author, read it with "
+            "transformers, and write it again with model.save_pretrained(folder)"
+        )
 
 
 def find_stop_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every id that ends a reply: the generation config's, the tokenizer's, and the one the chat template
-    writes after an assistant's message."""
+    writes after an assistant's message. Raises ModelError for ids, or a template, that can't be used."""
     ids: set[int] = set()
     configured = getattr(generation_config, "eos_token_id", None)
-    ids.update(configured if isinstance(configured, list) else [] if configured is None else [configured])
+    found = configured if isinstance(configured, list) else [] if configured is None else [configured]
+    if not all(isinstance(each, int) and 0 <= each < _MOST_IDS for each in found):
+        raise ModelError(f"eos_token_id of generation_config.json is {configured!r}: give ids of tokens")
+    ids.update(found)
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception as error:  # boundary: a template is a program
+        raise ModelError(f"the chat template can't write a plain conversation: {error!r}") from error
     tail = tokenizer(str(text).rpartition(_MARK)[2], add_special_tokens=False)["input_ids"]
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     if tail and tail[0] in special:

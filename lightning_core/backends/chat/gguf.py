@@ -41,7 +41,16 @@ ReadTokenizer = Callable[[Path], PreTrainedTokenizerBase]
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-lightning-core"
+    """Where folders that are made of other files lie. Raises ModelError if they can't be written there."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-lightning-core"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        raise ModelError(
+            f"there is no place for the model's folder ({error}): set XDG_CACHE_HOME to a folder that "
+            "you may write"
+        ) from error
+    return folder
 
 
 def smollm2_folder() -> Path:

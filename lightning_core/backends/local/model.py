@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lightning_core.backends.chat.folder import (
+    check_weights,
     find_source,
     find_stop_ids,
     load_config,
@@ -97,6 +98,7 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
     _give_back_freed_tensors()
     source, name = find_source(model)
     tokenizer = load_tokenizer(source)
+    check_weights(Path(source))
     network = _load_network(load_config(source)[0], source)
     make_ready(network, pick_device(device))
     return Model(
@@ -111,7 +113,7 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
 def _load_network(config: Any, source: str) -> PreTrainedModel:
     """The network with all its weights, of text alone. Raises ModelError where a weight is missing:
     transformers would go on with random numbers in its place."""
-    options = _text_options(config, source)
+    options = {"config": config, "use_safetensors": True, **_text_options(config, source)}
     with _loading:
         network, report = load_part(
             AutoModelForCausalLM,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
-from lightning_core.backends.chat.folder import check_folder, keep_ends
+from lightning_core.backends.chat.folder import check_folder, check_weights, keep_ends
 from lightning_core.backends.folders import recover, replacing
 from lightning_core.backends.local.checkpoint import STATE
 from lightning_core.backends.local.versions import Content, compare_versions, export_version
@@ -371,17 +371,20 @@ def _fetch(model: str | Path) -> Path:
     """The model's folder on this machine; one on the hub is fetched. Raises ModelError."""
     folder = check_folder(model)
     if folder.exists():
+        check_weights(folder)
         return folder.absolute()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(model)))
+        fetched = Path(snapshot_download(str(model), ignore_patterns=["*.bin", "*.pt", "*.pth"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"model {str(model)!r} is no folder here and can't be had from the hub: {error}; download it "
             "where there is a network, and give its folder"
         ) from error
+    check_weights(fetched)
+    return fetched
 
 
 # on disk ----------------------------------------------------------------------------------
