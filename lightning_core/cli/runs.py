@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 import typer.core
@@ -31,7 +31,7 @@ from lightning_core.cli.rollouts import (
     show_newest,
     show_rollouts,
 )
-from lightning_core.errors import ConfigError, LightningError, UnsupportedError
+from lightning_core.errors import ConfigError, LightningError, StoreError, UnsupportedError
 from lightning_core.heartbeat import find_living, living
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change
@@ -69,6 +69,14 @@ from lightning_core.types import Member
 _ROLLOUT = "A rollout: its id, how the id begins or ends; or 'best' or 'worst' trained, or 'failed'"
 _WHERE = "Only rollouts with this task, step, split, agent, status or field of the task; may be repeated."
 _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
+
+
+_ODD: Final = (TypeError, ValueError, KeyError, AttributeError)
+"""Errors that a stranger's record may cause, whose values can be of any type."""
+
+
+def _odd(error: Exception) -> str:
+    return f"a value is not of the type that training writes ({type(error).__name__}: {error})"
 
 
 class _Listing(typer.core.TyperGroup):
@@ -110,7 +118,10 @@ def show(
     """
     wanted = read_filter(where or ())
     if rollout is None and not wanted.said and not full:
-        asyncio.run(show_run(run))
+        try:
+            asyncio.run(show_run(run))
+        except _ODD as error:
+            raise StoreError(f"the records of run {str(run)!r} can't be shown: {_odd(error)}") from error
     else:
         asyncio.run(show_rollouts(run, rollout, wanted, full=full))
 

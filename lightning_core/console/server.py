@@ -13,6 +13,7 @@ nothing of a run and are sent to anybody; every answer about a run needs the coo
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,8 +37,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lightning_core.console import models, reasons, rollouts, runs, sandbox
 from lightning_core.console.asking import PageRequest
 from lightning_core.console.shelf import Shelf
-from lightning_core.errors import AccessError, ConfigError, DataError, LightningError, NotFoundError
+from lightning_core.errors import AccessError, ApiError, ConfigError, DataError, LightningError, NotFoundError
 from lightning_core.json_text import whole
+
+log = logging.getLogger(__name__)
 
 Answer = Callable[[PageRequest], Awaitable[Any]]
 ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
@@ -106,8 +109,13 @@ class Console:
             return _refuse(415, "send application/json")
         try:
             given = orjson.loads(await request.body())
+        except ApiError as error:  # it is too long, or too slow
+            return _refuse(error.status, str(error))
+        except ValueError:
+            return _refuse(400, "the body is no JSON object")
+        try:
             asked = [(str(name), str(value)) for name, value in given.items()]
-        except (ValueError, AttributeError):
+        except AttributeError:
             return _refuse(400, "the body is no JSON object")
         return await self._reply(VERBS, request.path_params["name"], asked)
 
@@ -118,6 +126,10 @@ class Console:
             return _json(await known[name](PageRequest(self._shelf, asked)))
         except LightningError as error:
             return _refuse(_status(error), str(error))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:  # records may hold any type
+            log.exception("the console could not answer %r", name)
+            said = f"{type(error).__name__}: {error}"
+            return _refuse(500, f"a record is not of the type that training writes ({said})")
 
 
 def _status(error: LightningError) -> int:

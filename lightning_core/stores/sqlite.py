@@ -349,10 +349,21 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute("UPDATE schema_version SET clock = ?", (clock_name(),))
         connection.execute("COMMIT")
     version = (_found(connection) or (None,))[0]
+    _check_tables(connection, path)
     if version != SCHEMA_VERSION:
         raise StoreError(
             f"the store {str(path)!r} has schema version {version}, this program reads {SCHEMA_VERSION}: "
             "use the program that wrote it, or another path"
+        )
+
+
+def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise StoreError for a file with a view in place of a table, or a trigger: they may never end."""
+    strange = "SELECT type, name FROM sqlite_schema WHERE type NOT IN ('table', 'index')"
+    if (found := connection.execute(strange).fetchone()) is not None:
+        raise StoreError(
+            f"the store {str(path)!r} holds a {found[0]} {found[1]!r}, which no store of this program "
+            "has: it is a stranger's file, so use another path"
         )
 
 

@@ -8,9 +8,9 @@ never holds up the recording of a call. What is written at the same time shares 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from lightning_core.errors import NotFoundError
+from lightning_core.errors import LightningError, NotFoundError, StoreError
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import (
     CANCELLED,
@@ -293,8 +293,22 @@ class TableStore:
         return result
 
     async def _read(self, operation: Callable[[Transaction], T]) -> T:
-        result: T = await self._reader.run(Operation(operation))
+        result: T = await self._asked(Operation(operation))
         return result
+
+    async def _asked(self, operation: Operation) -> Any:
+        """The result of a reading operation. Raises StoreError for a record that no store wrote."""
+        try:
+            return await self._reader.run(operation)
+        except LightningError:
+            raise
+        except (ValueError, TypeError, KeyError) as error:
+            said = " ".join(str(error).split())
+            raise StoreError(
+                f"the store {self.name!r} holds a record that can't be read "
+                f"({type(error).__name__}: {said}). "
+                "It is damaged, or another program has written to it"
+            ) from error
 
     async def _put(self, table: Table[R], record: R) -> None:
         rules.check_ids(record)
@@ -303,7 +317,7 @@ class TableStore:
     async def _of_last_attempts(self, table: Table[R], rollout_ids: Iterable[str]) -> dict[str, list[R]]:
         ids = list(dict.fromkeys(rollout_ids))
         operation = Operation(lambda of: of.of_last_attempts(table, ids), last=(table, ids))
-        found: dict[str, list[R]] = await self._reader.run(operation)
+        found: dict[str, list[R]] = await self._asked(operation)
         return found
 
     async def _unfinished(self, rollout_ids: Collection[str]) -> set[str]:

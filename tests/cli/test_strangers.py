@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +19,9 @@ from lightning_core.stores.credentials import from_folder
 from lightning_core.stores.http_link import address_of
 from lightning_core.stores.postgres_connection import place_of
 from lightning_core.stores.redis_connection import read_url
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.folder import RunFolder
+from lightning_core.types import Metrics, Rollout, Run, Task
 
 SECRET = "only-for-the-store-that-i-named"
 VARIABLES = ("LIGHTNING_API_TOKEN", "REDISCLI_AUTH", "PGPASSWORD")
@@ -152,3 +157,54 @@ def test_a_foreign_sqlite_path_is_not_made(tmp_path: Path, command: Callable[...
     assert "there is no store" in command("show", folder)
     command("runs", tmp_path / "runs")
     assert not (tmp_path / "new.db").exists()
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> tuple[Path, sqlite3.Connection]:
+    """The folder of a run, and its database."""
+
+    async def begin() -> Path:
+        with RunFolder(tmp_path / "runs" / "a", resume=False) as folder:
+            folder.write_address(None)
+            async with SqliteStore(folder.store_url) as store:
+                await store.put_run(Run(id="a"))
+                task = Task(id="t", input={})
+                await store.enqueue([Rollout(id="r", run_id="a", task=task, group_id="g", step=0)])
+                await store.put_metrics(Metrics(run_id="a", step=0, values={"reward": 1.0}))
+            return folder.path
+
+    folder = asyncio.run(begin())
+    return folder, sqlite3.connect(folder / "store.db", isolation_level=None)
+
+
+ENDLESS = (
+    "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT n AS run_id, n AS step FROM t"
+)
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (("DROP TABLE metrics", f"CREATE VIEW metrics AS {ENDLESS}"), "holds a view 'metrics'"),
+        (("UPDATE runs SET config = '{'",), "holds a record that can't be read"),
+        (("UPDATE runs SET created_at = 'x'",), "holds a record that can't be read"),
+        (("UPDATE rollouts SET status = 'odd'",), "holds a record that can't be read"),
+        (("""UPDATE runs SET provenance = '{"command": 5, "machine": 7}'""",), "can't be shown"),
+    ],
+    ids=["endless view", "broken JSON", "wrong type", "unknown status", "odd provenance"],
+)
+def test_a_damaged_store_is_named_and_harms_no_list(
+    damaged: tuple[Path, sqlite3.Connection],
+    command: Callable[..., str],
+    statements: tuple[str, ...],
+    said: str,
+) -> None:
+    folder, connection = damaged
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+    assert said in " ".join(command("show", folder).split())
+    write(folder.parent / "b", 5)
+    listed = command("runs", folder.parent)
+    assert "Traceback" not in listed
+    assert "unreadable" in listed

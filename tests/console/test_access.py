@@ -133,3 +133,10 @@ def test_a_run_that_is_kept_nowhere_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="outlives its trainer"):
         write_report(tmp_path, load_plugins())
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_body_that_is_too_long_is_refused_in_words(owner: httpx.Client) -> None:
+    body = b'{"run": "' + b"a" * (30 << 20) + b'"}'
+    reply = owner.post("/api/try", content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 413
+    assert "longer than" in reply.json()["error"]

@@ -41,16 +41,18 @@ ReadTokenizer = Callable[[Path], PreTrainedTokenizerBase]
 
 
 def _cache() -> Path:
-    """Where folders that are made of other files lie. Raises ModelError if they can't be written there."""
+    """Where folders that are made of other files lie. Raises ModelError without a home."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-lightning-core"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        raise ModelError(
-            f"there is no place for the model's folder ({error}): set XDG_CACHE_HOME to a folder that "
-            "you may write"
-        ) from error
-    return folder
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-lightning-core"
+    except RuntimeError as error:
+        raise _homeless(error) from error
+
+
+def _homeless(error: Exception) -> ModelError:
+    return ModelError(
+        f"there is no place for the model's folder ({error}): set XDG_CACHE_HOME to a folder that you "
+        "may write"
+    )
 
 
 def smollm2_folder() -> Path:
@@ -105,6 +107,10 @@ def _convert(weights: Path, folder: Path, read_tokenizer: ReadTokenizer, advice:
     import torch  # not needed to talk to a model that is served elsewhere
     from transformers import AutoModelForCausalLM
 
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _homeless(error) from error
     logger.warning("making a transformers folder of %s, once, in %s", weights.name, folder)
     source = _source(weights)
     try:
