@@ -54,6 +54,8 @@ class Part(NamedTuple):
 
 
 FROM_HERE: Final = "rewards from here on"
+WHOLE: Final = "rewards of the whole rollout"
+UNTIL: Final = "reward until the next state"
 AFTER: Final = "mean of others from the next state"
 EXPECTED: Final = "mean of others from this state"
 CRITIC: Final = "critic's value of this turn"
@@ -83,6 +85,8 @@ class Comparison:
     deviation is that from 0."""
     targets: Mapping[Key, float] = field(default_factory=dict)
     """The critic's targets for these transitions."""
+    measured: tuple[Peer, ...] | None = None
+    """The peers whose deviation is the unit; None: its own."""
     parts: Callable[[Key], Sequence[Part]] = _no_parts
     """Returns the parts of a transition's return, for people who ask why; () where a method has none."""
 
@@ -206,12 +210,20 @@ def measure(
         return None
     unit = 1.0
     if scale == "std":
-        unit = _spread(peers, [fmean(means) if comparison.baseline else 0.0] * len(peers))
+        unit = _deviation(comparison)
         if unit <= EPSILON:
             return None
         if finals is not None and finals.equal(key for peer in peers for key in peer):
             unit = max(unit, least_unit(len(peers)))
     return Measure(peers, taken, unit)
+
+
+def _deviation(comparison: Comparison) -> float:
+    """The unit of scale "std"."""
+    peers = [peer for peer in comparison.measured or comparison.peers if peer]
+    about_mean = comparison.baseline or comparison.measured is not None
+    centre = fmean(fmean(peer.values()) for peer in peers) if about_mean else 0.0
+    return _spread(peers, [centre] * len(peers))
 
 
 def compare(

@@ -220,6 +220,8 @@ def learnt_elsewhere(found: Mapping[str, Mapping[Turn, Learnt]]) -> dict[str, di
             elsewhere[name][turn] = before[-1]
         for place, name in enumerate(names):
             elsewhere[name][turn] = before[place] + after[place + 1]
+        if len(names) == 1:  # no entry: even an empty one would tell the group of its own returns
+            del elsewhere[names[0]][turn]
     return elsewhere
 
 

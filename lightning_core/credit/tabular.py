@@ -34,27 +34,37 @@ Leaving a rollout out keeps its own luck out of what it is measured by. A rollou
 with the mean over its visits. A place is a rollout's index in the group.
 
 A visit is a call of a rollout as a state, with the next state that it led to. A state is what an agent was
-shown: its name and the digest of its observation. The next state of a call is the next call of the rollout
+shown: its name, the digest of its observation, and how often it was shown that before. The next state of a
+call is the next call of the rollout
 during which no other call ran: calls that overlap can't have led to one another, and what they did together
 shows only once they are all done. Only calls of trained agents are visits.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar
 
-from lightning_core.credit.base import AFTER, EXPECTED, FROM_HERE, Comparison, Part, add_parts, turn_numbers
+from lightning_core.credit.base import (
+    AFTER,
+    EXPECTED,
+    FROM_HERE,
+    UNTIL,
+    Comparison,
+    Part,
+    add_parts,
+    turn_numbers,
+)
 from lightning_core.credit.branches import reward_without_call
 from lightning_core.ranges import check_range
 from lightning_core.returns import total_return
 from lightning_core.types import Trajectory, Transition
 
-State = tuple[str, str]
-"""Agent and observation."""
+State = tuple[str, str, int]
+"""Agent, observation, and how often the rollout had shown it to the agent before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +86,26 @@ def visits(trajectory: Trajectory) -> list[Visit]:
     for t in trajectory.transitions:
         calls.setdefault(t.call_id, []).append(t)
     alone = _alone([call[0] for call in calls.values() if call[0].trained])
+    states = _states([choices[0] for choices in calls.values()])
     found: list[Visit] = []
     earned, following = 0.0, None
     for choices in reversed(calls.values()):
         earned += choices[0].reward
-        here = [
-            Visit(t, (t.agent, t.observation) if t.observation else None, earned, following)
-            for t in choices
-            if t.trained
-        ]
+        here = [Visit(t, states[t.call_id], earned, following) for t in choices if t.trained]
         found += reversed(here)
         if here and here[0].state is not None and choices[0].call_id in alone:
             following = here[0]
     return found[::-1]
+
+
+def _states(calls: Sequence[Transition]) -> dict[str, State | None]:
+    """The state of each call, by its id."""
+    shown: Counter[tuple[str, str]] = Counter()
+    states: dict[str, State | None] = {}
+    for t in calls:
+        states[t.call_id] = (t.agent, t.observation, shown[t.agent, t.observation]) if t.observation else None
+        shown[t.agent, t.observation] += 1
+    return states
 
 
 def _alone(calls: Sequence[Transition]) -> set[str]:
@@ -153,6 +170,10 @@ class VisitTable:
         same = self._others(state, place, agent)
         return fmean(same) if same else None
 
+    def final(self, agent: str) -> Sequence[float]:
+        """The final reward of each rollout, as it counts for an agent."""
+        return self._final[agent]
+
     def turn(self, visit: Visit, place: int) -> Turn:
         """Whose call this is, and which."""
         return visit.transition.agent, self._turns[place][visit.transition.key]
@@ -213,7 +234,7 @@ def advantage(visit: Visit, place: int, table: VisitTable, own: float) -> tuple[
         return Part(FROM_HERE, returned), expected
     return (
         Part(FROM_HERE, returned, own),
-        Part("reward until the next state", visit.earned - following.earned, 1 - own),
+        Part(UNTIL, visit.earned - following.earned, 1 - own),
         Part(AFTER, looked_up, 1 - own),
         expected,
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from lightning_core.credit.base import AFTER, CRITIC, EXPECTED, FROM_HERE
+from lightning_core.credit.base import AFTER, CRITIC, EXPECTED, FROM_HERE, WHOLE
 from lightning_core.credit.explaining import Explanation, Term
 from lightning_core.insight.verdict import say
 from lightning_core.returns import total_return
@@ -60,11 +60,9 @@ def _see(term: Term, transition: Transition, rollouts: Mapping[str, Trajectory])
     parts, agent = {part.name: part.value for part in term.parts}, transition.agent
     own = total_return(rollouts[transition.rollout_id], agent)
     if EXPECTED in parts:
-        expected = parts[EXPECTED]
-        start = "This rollout" if _sign(parts[FROM_HERE] - own) == 0 else "From here on this rollout"
-        return _Seen(
-            parts[FROM_HERE], start, expected, f"comparable starts led to {say(expected)} on average"
-        )
+        expected, earned = parts[EXPECTED], parts[WHOLE if WHOLE in parts else FROM_HERE]
+        start = "This rollout" if _sign(earned - own) == 0 else "From here on this rollout"
+        return _Seen(earned, start, expected, f"comparable starts led to {say(expected)} on average")
     if CRITIC in parts:
         expected = parts[CRITIC]
         return _Seen(own, "This rollout", expected, f"the critic expected {say(expected)}")

@@ -19,6 +19,7 @@ from lightning_core.credit.relevance import (
     add_learnt,
     learn,
     learn_from,
+    learnt_elsewhere,
     spread_of,
 )
 from lightning_core.credit.tabular import Tabular, VisitTable
@@ -154,6 +155,26 @@ def test_other_groups_count_less_than_the_own():
     other_groups = add_learnt([learn(VisitTable(other))])
     [known, *_] = Relevance(others=0.3).known(VisitTable(odd_one()), other_groups)
     assert known["w", 0].replies.relevance == pytest.approx(1 - (0.5 / 1.6) / ((1 / 6 + 0.3) / 1.3))
+
+
+def test_a_rollouts_own_return_decides_not_whether_its_turn_is_known():
+    # all others of its group earned 0, and the other group tells of the second turn only
+    def own_group(reward: float) -> list[Trajectory]:
+        rewards = [*[0.0] * 7, reward]
+        return [
+            tell(place, earned, Said(shown="s", reply=place % 2), Said(shown="t", reply=0))
+            for place, earned in enumerate(rewards)
+        ]
+
+    other = [
+        tell(place, float(place < 4), Said(shown=f"u{place}", reply=0), Said(shown="v", reply=place % 2))
+        for place in range(8)
+    ]
+    for reward in (0.0, 1.0):
+        tables = {"own": Table(own_group(reward)), "other": Table(other)}
+        elsewhere = learnt_elsewhere({name: learn(table) for name, table in tables.items()})
+        known = list(Relevance().known(tables["own"], elsewhere["own"]))[7]
+        assert [*known] == [("w", 1)]
 
 
 def test_a_rollout_has_no_part_in_its_own_weights():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import comb
 
 import pytest
 
@@ -86,21 +87,42 @@ def test_the_quantiles_are_those_of_the_printed_tables(freedom, table):
 
 
 def test_an_interval_is_the_one_worked_out_by_hand():
-    # mean 2, s = 1, n = 3: 2 ± 4.3027 / sqrt(3) = 2 ± 2.4842
-    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((-0.4842, 4.4842), abs=0.02)
+    # with 3 and -3: mean 1.2, s = sqrt(24.8 / 4), n = 5: 1.2 ± 2.7764 * 2.49 / sqrt(5) = 1.2 ± 3.0917
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((-1.8917, 4.2917), abs=2e-3)
     # variances 1 and 1 of three each: s = sqrt(2/3), four degrees of freedom: 3 ± 2.7764 * 0.8165
     assert difference_interval([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == pytest.approx((0.7331, 5.2669), abs=1e-3)
 
 
+@pytest.mark.parametrize("pairs", [3, 5, 8, 20, 40])
+@pytest.mark.parametrize(
+    ("better", "worse"), [(0.25, 0.25), (0.09, 0.09), (0.05, 0.05), (0.3, 0.0), (0.1, 0.0), (0.5, 0.05)]
+)
+def test_an_interval_holds_the_true_difference_in_95_of_100_runs_however_few_pairs(pairs, better, worse):
+    # exactly: over all numbers of tasks that got better and worse
+    held = 0.0
+    for up in range(pairs + 1):
+        for down in range(pairs + 1 - up):
+            ways = comb(pairs, up) * comb(pairs - up, down)
+            chance = ways * better**up * worse**down * (1 - better - worse) ** (pairs - up - down)
+            low, high = mean_interval([1.0] * up + [-1.0] * down + [0.0] * (pairs - up - down))
+            held += chance * (low <= better - worse <= high)
+    assert held >= 0.95
+
+
+def test_three_tasks_that_all_got_better_are_no_verdict():
+    told = verdict(Evidence(before=evaluated([0, 0, 0]), after=evaluated([1, 1, 1])))
+    assert told.kind == "flat"
+
+
 def test_held_out_tasks_are_compared_in_pairs():
-    # differences 0, 1, 1, 1: mean 0.75, s = 0.5, 0.75 ± 3.1824 * 0.25
+    # differences 0, 1, 1, 1, with 1 and -1: mean 0.5, s = sqrt(3.5 / 5), 0.5 ± 2.5706 * 0.3416
     told = verdict(Evidence(before=evaluated([1, 0, 0, 0]), after=evaluated([1, 1, 1, 1])))
     assert told.kind == "flat"
-    assert told.numbers["low"] == pytest.approx(0.75 - 0.7956, abs=1e-3)
+    assert told.numbers["low"] == pytest.approx(0.5 - 0.8780, abs=1e-3)
     more = Evidence(before=evaluated([1] + [0] * 7), after=evaluated([1] * 8))
     assert verdict(more).kind == "improved"
     assert verdict(more).sentence.startswith(
-        "Improved: held-out reward 0.125 before, 1 after, +0.875 (95 % interval +0.58 to +1.2; 8 tasks"
+        "Improved: held-out reward 0.125 before, 1 after, +0.875 (95 % interval +0.22 to +1.2; 8 tasks"
     )
     back = Evidence(before=more.after, after=more.before)
     assert verdict(back).kind == "worse"
@@ -108,7 +130,8 @@ def test_held_out_tasks_are_compared_in_pairs():
 
 def test_what_is_no_success_rate_is_called_reward():
     told = verdict(Evidence(before=evaluated([0.5, 1.5, 1]), after=evaluated([0.5, 1.5, 1])))
-    assert (told.kind, told.numbers["low"], told.numbers["high"]) == ("flat", 0.0, 0.0)
+    # differences 0, 0, 0, with 1 and -1: s = sqrt(1 / 2), 0 ± 2.7764 * s / sqrt(5)
+    assert (told.kind, told.numbers["high"]) == ("flat", pytest.approx(0.8780, abs=1e-3))
     assert "held-out reward 1 before, 1 after" in told.sentence
 
 
@@ -198,11 +221,11 @@ def test_an_agent_that_got_nothing_but_errors_is_named_although_the_app_went_on(
 
 
 def test_sampling_that_earns_far_less_than_greedy_replies_is_told():
-    greedy, sampled = evaluated([1] * 6 + [0] * 2), evaluated([0] * 7 + [1], Sampling(temperature=1.0))
+    greedy, sampled = evaluated([1] * 6 + [0] * 2), evaluated([0] * 8, Sampling(temperature=1.0))
     told = verdict(Evidence(before=[*greedy, *sampled], after=evaluated([1] * 8)))
     assert told.kind == "flat"
     assert told.also == (
-        "Before training, replies sampled at temperature 1 earned 0.125, and greedy ones 0.75: training "
+        "Before training, replies sampled at temperature 1 earned 0, and greedy ones 0.75: training "
         "rollouts may earn more with temperature=0.6",
     )
     assert not verdict(Evidence(before=[*greedy, *sampled], temperature=0.6)).also

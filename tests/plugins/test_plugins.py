@@ -206,6 +206,7 @@ def test_the_cores_own_parts_go_through_the_same_door() -> None:
         *(
             "anchor",
             "discounted",
+            "evidence",
             "gae",
             "hierarchical",
             "per_agent",

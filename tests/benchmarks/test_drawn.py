@@ -1,0 +1,55 @@
+"""Games drawn at random: their gradient is that of their success, and a seed gives the same game."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.credit.drawn import Drawn, draw, paid_turns, two_calls
+from benchmarks.credit.family import measure
+from lightning_core.credit.tabular import Tabular
+from lightning_core.credit.whole import uniform
+
+
+def nudged(game: Drawn, place: tuple[int, ...], by: float) -> Drawn:
+    """The game with one logit changed, for all kinds if the prompt does not tell them."""
+    logits = np.log(np.maximum(game.policy, 1e-300))
+    logits[(place[0] if game.told else slice(None), *place[1:])] += by
+    raised = np.exp(logits)
+    return replace(game, policy=raised / raised.sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("seed", [1, 5, 7, 31])  # results shown, kinds hidden, paid turns, progress shown
+def test_the_gradient_is_how_the_success_changes_with_a_logit(seed: int):
+    game = draw(seed)
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        place = tuple(int(random.integers(size)) for size in game.shape)
+        change = (nudged(game, place, 1e-5).success - nudged(game, place, -1e-5).success) / 2e-5
+        times = 1 if game.told else game.shape[0]
+        assert times * game.gradient[place] == pytest.approx(change, abs=1e-8)
+
+
+def test_rollouts_earn_what_the_success_says():
+    game = draw(7)
+    played = game.play(300, np.random.default_rng(0))
+    returns = played.final + played.pay.sum(-1)
+    assert returns.mean() == pytest.approx(game.success, abs=4 * returns.std() / np.sqrt(returns.size))
+
+
+def test_two_right_replies_of_eight_and_one_of_eight_succeed_once_in_32():
+    assert two_calls(0.0, 0.0).success == pytest.approx(2 / 8 * 1 / 8)
+
+
+def test_a_seed_gives_one_game():
+    assert np.array_equal(draw(3).policy, draw(3).policy)
+
+
+def test_a_method_is_measured_on_the_batches_of_the_base():
+    found = measure(
+        paid_turns("same"), {"uniform": uniform, "again": uniform, "state": Tabular(1.0)}, calls=1
+    )
+    assert (found.ratios["again"].value, found.ratios["again"].high) == (1.0, 1.0)
+    assert found.ratios["state"].value < 1
