@@ -29,7 +29,7 @@ def lightning_register(register: Register) -> None:
     register("credit", "anchor", "lightning_core.credit.anchor:Anchor")
     register("credit", "gae", "lightning_core.credit.gae:Gae")
     register("credit", "state", "lightning_core.credit.tabular:state")
-    register("credit", "evidence", "lightning_core.credit.evidence:Evidence")
+    register("credit", "evidence", "lightning_core.credit.evidence:BatchEvidence")
     register("credit", "relevance", "lightning_core.credit.relevance:Relevance")
     register("credit", "tabular", "lightning_core.credit.tabular:Tabular")
     register("credit", "hierarchical", "lightning_core.credit.hierarchical:Hierarchical")

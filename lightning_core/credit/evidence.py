@@ -42,8 +42,8 @@ from lightning_core.credit.base import (
     Credit,
     Part,
 )
-from lightning_core.credit.significance import Floats, Pairs, Whole, between_groups, matters, pairs_within
-from lightning_core.credit.tabular import Table, Turn, Visit, of_table
+from lightning_core.credit.significance import Floats, PairSums, Whole, between_groups, matters, pairs_within
+from lightning_core.credit.tabular import Turn, Visit, VisitTable, of_table
 from lightning_core.credit.whole import uniform
 from lightning_core.ranges import check_range
 from lightning_core.returns import total_return
@@ -60,7 +60,7 @@ OWN_SCORE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class BatchEvidence:
     """Uniform credit, with what other groups show of baselines, next states and turns."""
 
     needs_group: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class Evidence:
     """The least weight of a call."""
 
     def __post_init__(self) -> None:
-        check_range("floor", self.floor, of="Evidence", least=0, most=1)
+        check_range("floor", self.floor, of="BatchEvidence", least=0, most=1)
 
     def __call__(self, group: Sequence[Trajectory]) -> list[Comparison]:
         """A group without a batch, of which nothing else is known."""
@@ -76,7 +76,7 @@ class Evidence:
 
     def of_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Credit:
         """The credit method for the groups of this batch."""
-        calls = [Calls(group) for group in groups]
+        calls = [GroupCalls(group) for group in groups]
         number_alike(calls)
         compared = _with_baselines(calls)
         known = _without_luck(calls, compared)
@@ -88,12 +88,12 @@ class Evidence:
         return lambda group: found[group[0].group_id]
 
 
-class Calls:
+class GroupCalls:
     """The trained calls of a group as arrays (E,), in the order of its rollouts."""
 
     def __init__(self, group: Sequence[Trajectory]) -> None:
         self.name = group[0].group_id
-        self.table = Table(group)
+        self.table = VisitTable(group)
         self._group = group
         placed = [(place, visit) for place, found in enumerate(self.table.visits) for visit in found]
         self.visits = [visit for _, visit in placed]
@@ -164,14 +164,14 @@ class Calls:
             )
         return number, others, own
 
-    def pairs(self, x: Floats, y: Floats, turns: int) -> Pairs:
+    def pairs(self, x: Floats, y: Floats, turns: int) -> PairSums:
         """`pairs_within`, of so many turns of the batch."""
         state = np.unique(self.state[self.once], return_inverse=True)[1]
         return pairs_within(
             x[self.once], y[self.once], self.turn[self.once], state, self.reply[self.once], turns
         )
 
-    def comparisons(self, compared: Compared, known: Known, weights: Floats) -> list[Comparison]:
+    def comparisons(self, compared: Baselined, known: Advantages, weights: Floats) -> list[Comparison]:
         """All advantages of the group; none where all whole returns are equal."""
         if not self.per_unit.any():
             return []
@@ -194,7 +194,7 @@ class Calls:
         return [replace(made_of, measured=uniform(self._group)[0].peers)]
 
 
-def number_alike(calls: Sequence[Calls]) -> None:
+def number_alike(calls: Sequence[GroupCalls]) -> None:
     """Give the turns and replies of a batch the same numbers in all groups."""
     turns: dict[Hashable, int] = {}
     replies: dict[Hashable, int] = {}
@@ -205,7 +205,7 @@ def number_alike(calls: Sequence[Calls]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Baselined:
     """What the calls of a group are compared by."""
 
     returns: Floats
@@ -215,14 +215,14 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Advantages:
     """The advantages of a group in units of its returns, and whether next states stand for later luck."""
 
     advantages: Floats
     share: float
 
 
-def _with_baselines(calls: Sequence[Calls]) -> list[Compared]:
+def _with_baselines(calls: Sequence[GroupCalls]) -> list[Baselined]:
     """Returns and baselines of each group, with the beliefs of the other groups' least error."""
     by_turn = [[_whole(c), *_believed(c, c.turn, c.others_whole)] for c in calls]
     wide = _best(calls, by_turn)
@@ -233,21 +233,21 @@ def _with_baselines(calls: Sequence[Calls]) -> list[Compared]:
     return _best(calls, by_state)
 
 
-def _whole(calls: Calls) -> Compared:
+def _whole(calls: GroupCalls) -> Baselined:
     """`uniform`'s comparison; without intermediate rewards, the whole return is that from any call on."""
-    return Compared(calls.whole, calls.others_whole, bool(np.allclose(calls.whole, calls.returned)))
+    return Baselined(calls.whole, calls.others_whole, bool(np.allclose(calls.whole, calls.returned)))
 
 
-def _believed(calls: Calls, label: Whole, wider: Floats) -> list[Compared]:
+def _believed(calls: GroupCalls, label: Whole, wider: Floats) -> list[Baselined]:
     """The baselines of each belief in the mean of the label, beside a wider one."""
     number, mean = calls.others(label, calls.returned, calls.size)
     return [
-        Compared(calls.returned, (number * mean + belief * wider) / (number + belief), from_here=True)
+        Baselined(calls.returned, (number * mean + belief * wider) / (number + belief), from_here=True)
         for belief in BELIEF
     ]
 
 
-def _best(calls: Sequence[Calls], choices: Sequence[Sequence[Compared]]) -> list[Compared]:
+def _best(calls: Sequence[GroupCalls], choices: Sequence[Sequence[Baselined]]) -> list[Baselined]:
     """For each group the choice with the least error in the other groups; the first of equals."""
     most = max(map(len, choices))
     errors = np.array(
@@ -263,11 +263,11 @@ def _best(calls: Sequence[Calls], choices: Sequence[Sequence[Compared]]) -> list
     ]
 
 
-def _error(calls: Calls, compared: Compared) -> float:
+def _error(calls: GroupCalls, compared: Baselined) -> float:
     return float((calls.size * ((compared.returns - compared.baseline) * calls.per_unit) ** 2).sum())
 
 
-def _without_luck(calls: Sequence[Calls], compared: Sequence[Compared]) -> list[Known]:
+def _without_luck(calls: Sequence[GroupCalls], compared: Sequence[Baselined]) -> list[Advantages]:
     """The advantages of each group, without the luck after the next state where the other groups show that
     the next state tells what a reply did."""
     turns = 1 + max((int(c.turn.max(initial=-1)) for c in calls), default=-1)
@@ -286,11 +286,11 @@ def _without_luck(calls: Sequence[Calls], compared: Sequence[Compared]) -> list[
         kept = signal.total - lost.total
         shown = kept > SURE * np.sqrt(signal.variance) and lost.total + SURE * np.sqrt(lost.variance) < kept
         share = float(bool(shown) and compared[place].from_here)
-        found.append(Known(advantages - share * luck[place], share))
+        found.append(Advantages(advantages - share * luck[place], share))
     return found
 
 
-def _weigh(calls: Sequence[Calls], known: Sequence[Known]) -> list[Floats]:
+def _weigh(calls: Sequence[GroupCalls], known: Sequence[Advantages]) -> list[Floats]:
     """For each group the weight of each turn of the batch, by the other groups."""
     turns = 1 + max((int(c.turn.max(initial=-1)) for c in calls), default=-1)
     within = [c.pairs(each.advantages, each.advantages, turns) for c, each in zip(calls, known, strict=True)]
@@ -299,14 +299,16 @@ def _weigh(calls: Sequence[Calls], known: Sequence[Known]) -> list[Floats]:
     for place in range(len(calls)):
         own = _without(within, place)
         total = np.array([float(of_turn[place].total) for of_turn in between])
-        others = Pairs(total, np.array([float(of_turn[place].variance) for of_turn in between]))
+        others = PairSums(total, np.array([float(of_turn[place].variance) for of_turn in between]))
         both = own.known.astype(float) + others.known
         z = (own.z + others.z) / np.sqrt(np.maximum(both, 1.0))
         weights.append(matters(z, both > 0))
     return weights
 
 
-def _sums_of_replies(calls: Sequence[Calls], known: Sequence[Known], turns: int) -> Iterator[Floats]:
+def _sums_of_replies(
+    calls: Sequence[GroupCalls], known: Sequence[Advantages], turns: int
+) -> Iterator[Floats]:
     """For each turn (groups, replies): what the calls with a reply were worth, less the mean of the group."""
     group = np.concatenate([np.full(len(c.once), number) for number, c in enumerate(calls)])
     turn = np.concatenate([c.turn[c.once] for c in calls])
@@ -322,11 +324,11 @@ def _sums_of_replies(calls: Sequence[Calls], known: Sequence[Known], turns: int)
         yield sums
 
 
-def _summed(pairs: Pairs, at: NDArray[np.bool_]) -> Pairs:
-    return Pairs(pairs.total[at].sum(), pairs.variance[at].sum())
+def _summed(pairs: PairSums, at: NDArray[np.bool_]) -> PairSums:
+    return PairSums(pairs.total[at].sum(), pairs.variance[at].sum())
 
 
-def _without(pairs: Sequence[Pairs], place: int) -> Pairs:
+def _without(pairs: Sequence[PairSums], place: int) -> PairSums:
     """The sum of all but one."""
     others = [each for number, each in enumerate(pairs) if number != place]
     return sum(others[1:], others[0]) if others else pairs[place] - pairs[place]

@@ -37,17 +37,17 @@ LEAST = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairSums:
     """Sums over pairs, one for each turn, and their variance where replies make no difference."""
 
     total: Floats
     variance: Floats
 
-    def __add__(self, other: Pairs) -> Pairs:
-        return Pairs(self.total + other.total, self.variance + other.variance)
+    def __add__(self, other: PairSums) -> PairSums:
+        return PairSums(self.total + other.total, self.variance + other.variance)
 
-    def __sub__(self, other: Pairs) -> Pairs:
-        return Pairs(self.total - other.total, self.variance - other.variance)
+    def __sub__(self, other: PairSums) -> PairSums:
+        return PairSums(self.total - other.total, self.variance - other.variance)
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -60,7 +60,7 @@ class Pairs:
         return np.where(self.known, self.total / np.sqrt(np.maximum(self.variance, TINY)), 0.0)
 
 
-def pairs_within(x: Floats, y: Floats, turn: Whole, state: Whole, reply: Whole, turns: int) -> Pairs:
+def pairs_within(x: Floats, y: Floats, turn: Whole, state: Whole, reply: Whole, turns: int) -> PairSums:
     """Pairs of calls in the same state, each of another rollout. Arrays are (E,), of one group's calls."""
     states, kinds = int(state.max(initial=-1)) + 1, _number(state, reply)
     members = np.bincount(state, minlength=states)
@@ -80,17 +80,17 @@ def pairs_within(x: Floats, y: Floats, turn: Whole, state: Whole, reply: Whole, 
     turn_of[state] = turn
     variance = np.where(members > 1, variance, 0.0)
     sums = np.bincount(turn_of, total, turns).astype(float)
-    return Pairs(sums, np.bincount(turn_of, variance, turns).astype(float))
+    return PairSums(sums, np.bincount(turn_of, variance, turns).astype(float))
 
 
-def between_groups(sums: Floats) -> list[Pairs]:
+def between_groups(sums: Floats) -> list[PairSums]:
     """For each group of one turn: pairs among all other groups. `sums` (groups, replies) holds what the calls
     with each reply were worth, less the mean of the group."""
     products = sums @ sums.T
     np.fill_diagonal(products, 0.0)
     rows, squares = products.sum(1), (products**2).sum(1)
     return [
-        Pairs(np.array(products.sum() - 2 * row), np.array(2 * ((products**2).sum() - 2 * square)))
+        PairSums(np.array(products.sum() - 2 * row), np.array(2 * ((products**2).sum() - 2 * square)))
         for row, square in zip(rows, squares, strict=True)
     ]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lightning_core.credit.base import add_up
-from lightning_core.credit.evidence import Evidence
+from lightning_core.credit.evidence import BatchEvidence
 from lightning_core.credit.significance import between_groups, matters, pairs_within
 from lightning_core.credit.tabular import state, visits
 from lightning_core.types import Key, Trajectory
@@ -40,9 +40,9 @@ def rename(each: Trajectory, rollout: str, group_id: str) -> Trajectory:
 
 
 def advantages(
-    groups: Sequence[Sequence[Trajectory]], of: int = 0, method: Evidence | None = None
+    groups: Sequence[Sequence[Trajectory]], of: int = 0, method: BatchEvidence | None = None
 ) -> dict[Key, float]:
-    credit = (method or Evidence()).of_batch(groups)
+    credit = (method or BatchEvidence()).of_batch(groups)
     return add_up(groups[of], credit(groups[of]))
 
 
@@ -61,7 +61,7 @@ def test_a_call_that_decides_nothing_in_the_other_groups_counts_less():
 
 def test_the_least_weight_is_the_floor():
     groups = [group(name, decides=0) for name in "abcdefgh"]
-    found = advantages(groups, method=Evidence(floor=1.0))
+    found = advantages(groups, method=BatchEvidence(floor=1.0))
     assert abs(found["ar0", "c1", 0]) > 0.5
 
 

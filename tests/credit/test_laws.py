@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lightning_core.credit.anchor import Anchor
 from lightning_core.credit.base import Credit, Scale, add_up
 from lightning_core.credit.discounted import Discounted, turn
-from lightning_core.credit.evidence import Evidence
+from lightning_core.credit.evidence import BatchEvidence
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.credit.relevance import Relevance
@@ -35,7 +35,7 @@ METHODS: dict[str, Credit] = {
     "state": state,
     "tabular": Tabular(),
     "relevance": Relevance(),
-    "evidence": Evidence(),
+    "evidence": BatchEvidence(),
 }
 
 

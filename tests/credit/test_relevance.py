@@ -171,7 +171,7 @@ def test_a_rollouts_own_return_decides_not_whether_its_turn_is_known():
         for place in range(8)
     ]
     for reward in (0.0, 1.0):
-        tables = {"own": Table(own_group(reward)), "other": Table(other)}
+        tables = {"own": VisitTable(own_group(reward)), "other": VisitTable(other)}
         elsewhere = learnt_elsewhere({name: learn(table) for name, table in tables.items()})
         known = list(Relevance().known(tables["own"], elsewhere["own"]))[7]
         assert [*known] == [("w", 1)]

@@ -15,7 +15,7 @@ from lightning_core.algorithms.sft import Best
 from lightning_core.credit.anchor import Anchor
 from lightning_core.credit.base import Credit
 from lightning_core.credit.discounted import Discounted, turn
-from lightning_core.credit.evidence import Evidence
+from lightning_core.credit.evidence import BatchEvidence
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.credit.relevance import Relevance
@@ -52,7 +52,7 @@ BY_HAND: dict[str, tuple[Credit, float]] = {
     "anchor": (Anchor(weight=0.5), 0.5 + 0.5 * 0.5),
     "state": (state, 1.0),  # the other one came to 0 from the same state
     "tabular": (Tabular(), 1.0),
-    "evidence": (Evidence(), 1.0),  # a batch of one group tells nothing: the mean of the others is off
+    "evidence": (BatchEvidence(), 1.0),  # a batch of one group tells nothing: the mean of the others is off
     "relevance": (Relevance(unknown=0.25), 0.25),  # of two rollouts nothing is known of a turn
     "pairs": (Pairs(), 1.0),
     "best": (Best(), 1.0),

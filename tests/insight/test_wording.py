@@ -11,7 +11,7 @@ from lightning_core.algorithms.sft import Best
 from lightning_core.credit.anchor import Anchor
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.credit.discounted import Discounted, turn
-from lightning_core.credit.evidence import Evidence
+from lightning_core.credit.evidence import BatchEvidence
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.credit.relevance import Relevance
@@ -31,7 +31,7 @@ METHODS: dict[str, tuple[Credit, list[Baseline]]] = {
     "state": (state, ["mean"]),
     "tabular": (Tabular(own=0.1), ["mean"]),
     "relevance": (Relevance(floor=0.0), ["mean"]),
-    "evidence": (Evidence(), ["mean"]),
+    "evidence": (BatchEvidence(), ["mean"]),
     "gae": (Gae(), ["mean"]),
     "best": (Best(), ["mean"]),
 }
