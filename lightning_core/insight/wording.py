@@ -60,9 +60,9 @@ def _see(term: Term, transition: Transition, rollouts: Mapping[str, Trajectory])
     parts, agent = {part.name: part.value for part in term.parts}, transition.agent
     own = total_return(rollouts[transition.rollout_id], agent)
     if EXPECTED in parts:
-        expected, earned = parts[EXPECTED], parts[WHOLE if WHOLE in parts else FROM_HERE]
-        start = "This rollout" if _sign(earned - own) == 0 else "From here on this rollout"
-        return _Seen(earned, start, expected, f"comparable starts led to {say(expected)} on average")
+        expected, got = parts[EXPECTED], parts[WHOLE if WHOLE in parts else FROM_HERE]
+        start = "This rollout" if _sign(got - own) == 0 else "From here on this rollout"
+        return _Seen(got, start, expected, f"comparable starts led to {say(expected)} on average")
     if CRITIC in parts:
         expected = parts[CRITIC]
         return _Seen(own, "This rollout", expected, f"the critic expected {say(expected)}")
