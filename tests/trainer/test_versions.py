@@ -184,7 +184,7 @@ async def test_a_kill_between_the_record_and_the_folder_leaves_nothing_behind(tm
         store, versions = MemoryStore(), make(folder, 4)
         versions[2] = versions[2].model_copy(update={"metrics": {"greedy": 1.0}})
         # killed while it copied, then before it deleted
-        (folder.path / "versions" / ".000002.partial" / "model").mkdir(parents=True)
+        (folder.path / "versions" / ".000002.1.partial" / "model").mkdir(parents=True)
         versions[1] = versions[1].model_copy(update={"uri": None})
         assert await pruned(folder, store, versions, 1) == [0, 2, 4]
 
