@@ -94,4 +94,5 @@ def test_what_is_biased_is_found_out(credit, baseline):
 
 def test_state_is_unbiased_also_if_observations_hide_everything():
     assert distance(estimates(state, blind=True)) < 4.5
-    assert distance(estimates(Tabular(own=0.0), blind=True)) > 5
+    # a state counts how often it was shown, so here even the next state alone tells what a reply did
+    assert distance(estimates(Tabular(own=0.0), blind=True)) < 4.5
