@@ -212,12 +212,13 @@ async def test_the_local_backend_serves_what_is_exported(backend: Any, tmp_path:
     made = LocalBackend(tmp_path / "model")
     await made.start()
     found = await ask(made, "List the boats", **asked)
+    stop_ids = made.upstream.model.stop_ids
     await made.close()
     assert found.ids == wanted.ids
     assert found.logprobs == pytest.approx(wanted.logprobs, abs=TOLERANCE)
     for file in ("config.json", "generation_config.json"):
         ends = json.loads((tmp_path / "model" / file).read_text())["eos_token_id"]
-        assert {*(ends if isinstance(ends, list) else [ends])} == made.upstream.model.stop_ids
+        assert {*(ends if isinstance(ends, list) else [ends])} == stop_ids
 
 
 async def test_a_checkpoint_of_another_backend_is_refused(backend: Any, tmp_path: Path) -> None:
