@@ -2,11 +2,19 @@
 
 from lightning_core.errors import UnsupportedError
 
+
+def _missing(error: ImportError) -> str:
+    """The package that the first error of a chain names. Those of transformers that follow name none."""
+    while isinstance(error.__cause__, ImportError):
+        error = error.__cause__
+    return (error.name or str(error)).partition(".")[0]
+
+
 try:
     from lightning_core.backends.local.backend import LocalBackend
 except ModuleNotFoundError as error:
     raise UnsupportedError(
-        f"the local backend needs the package {error.name!r}: pip install 'agent-lightning-core[local]'"
+        f"the local backend needs the package {_missing(error)!r}: pip install 'agent-lightning-core[local]'"
     ) from error
 
 __all__ = ["LocalBackend"]
