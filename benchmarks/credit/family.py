@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -61,7 +62,7 @@ class Found(BaseModel):
 class Record(BaseModel):
     """All games by name."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True)
 
     set: str = ""
     games: dict[str, Found] = {}
@@ -103,7 +104,8 @@ def measure(game: Drawn, methods: Mapping[str, Credit], calls: int = CALLS, seed
         )
         for name in methods
     }
-    ratios = {name: _interval(costs[name] / costs[BASE]) for name in methods if name != BASE}
+    with np.errstate(invalid="ignore"):
+        ratios = {name: _interval(costs[name] / costs[BASE]) for name in methods if name != BASE}
     return Found(
         about=describe(game),
         calls=game.shape[1],
@@ -140,8 +142,17 @@ def _cost(squares: Floats, along: Floats, exact: Floats) -> float:
 
 
 def _interval(values: Floats) -> Interval:
-    low, high = np.quantile(values[1:], [0.025, 0.975], method="lower")
-    return Interval(*(round(float(value), 4) for value in (values[0], low, high)))
+    """A draw in which neither method leads up has no ratio: it counts as 0 in the lower bound and as without
+    limit in the upper one."""
+    low = np.quantile(np.nan_to_num(values[1:], nan=0.0, posinf=np.inf), 0.025, method="lower")
+    high = np.quantile(np.nan_to_num(values[1:], nan=np.inf, posinf=np.inf), 0.975, method="lower")
+    value = np.nan_to_num(values[0], nan=np.inf, posinf=np.inf)
+    return Interval(*(round(float(each), 4) for each in (value, low, high)))
+
+
+def written(record: Record) -> str:
+    """The record as JSON that keeps infinite bounds: pydantic writes them as null, which it can't read."""
+    return json.dumps(record.model_dump()) + "\n"
 
 
 # the table ----------------------------------------------------------------------------------------------
@@ -211,7 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
         found = measure(game, methods, options.calls)
         before = games[game.name].ratios if game.name in games else {}
         games[game.name] = found.model_copy(update={"ratios": {**before, **found.ratios}})
-        path.write_text(Record(set=options.set, games=games).model_dump_json() + "\n")
+        path.write_text(written(Record(set=options.set, games=games)))
         told = ", ".join(f"{name} {ratio.value:.2f}" for name, ratio in found.ratios.items())
         Console().print(f"{game.name}: {told}", highlight=False)
     record = Record(set=options.set, games=games)

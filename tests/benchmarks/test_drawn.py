@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.credit.drawn import Drawn, draw, paid_turns, two_calls
-from benchmarks.credit.family import measure
+from benchmarks.credit.family import Found, Record, measure, written
+from benchmarks.intervals import Interval
 from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.whole import uniform
 
@@ -53,3 +55,9 @@ def test_a_method_is_measured_on_the_batches_of_the_base():
     )
     assert (found.ratios["again"].value, found.ratios["again"].high) == (1.0, 1.0)
     assert found.ratios["state"].value < 1
+
+
+def test_a_bound_without_limit_is_read_as_it_was_written():
+    found = Found(about="", calls=2, success=0.1, cost=1.0, ratios={"state": Interval(1.0, 0.0, math.inf)})
+    record = Record(set="report", games={"drawn 1": found})
+    assert Record.model_validate_json(written(record)) == record
