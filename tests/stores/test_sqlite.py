@@ -417,7 +417,7 @@ async def test_a_read_that_fails_leaves_the_next_one_up_to_date(url: str) -> Non
         await store.lease("worker", 1, 60.0)
         for number, request in enumerate((broken, {}, {})):
             await store.add_call(call(f"c{number}", request))
-        with pytest.raises(ValueError, match="recursion") as kept:
+        with pytest.raises(StoreError, match="recursion") as kept:
             await store.get_calls(["r0"])
         await store.enqueue(rollouts(2))
         assert [attempt.rollout.id for attempt in await store.lease("worker", 9, 60.0)] == ["r1"]
