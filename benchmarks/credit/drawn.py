@@ -28,7 +28,7 @@ from lightning_core.types import Trajectory, Transition
 Whole = NDArray[np.int64]
 Rule = Literal["all", "any", "sum"]
 RULES: dict[str, Rule] = {"any": "any", "sum": "sum"}
-"""By the name that is drawn; "one" is "all" of one call."""
+"""Keyed by the name that is drawn; "one" is "all" of one call."""
 Shown = Literal["same", "turn", "result", "progress", "reply", "unique"]
 FIRST_SHOWN = 100
 """Token of the first thing shown; replies are the tokens below."""
@@ -80,7 +80,7 @@ class Drawn:
         return np.asarray((1 - self.paid) * share, dtype=float)
 
     def next_shown(self, reply: Whole, counts: NDArray[np.bool_], right: Whole) -> Whole:
-        """What is shown after a reply: which, whether it was right and counted, how many were so far."""
+        """The observation after a reply: which, whether it was right and counted, how many were so far."""
         match self.shown:
             case "result":
                 return counts.astype(np.int64)

@@ -36,7 +36,7 @@ SETS = {"develop": 0, "report": 10_000}
 METHODS = ("evidence", "relevance", "tabular", "state")
 BASE = "uniform"
 CALLS = 10_000
-"""Of a game, over all its batches."""
+"""Figures of a game, over all its batches."""
 FEWEST, MOST = 24, 150
 """Batches of a game."""
 REDRAWN = 400
@@ -45,7 +45,7 @@ WIDE = 4_000_000
 
 
 class Found(BaseModel):
-    """What the methods came to in one game."""
+    """The results of the methods in one game."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,9 +54,9 @@ class Found(BaseModel):
     """The most calls of a rollout."""
     success: float
     cost: float
-    """Of the base."""
+    """The error of the base."""
     ratios: dict[str, Interval]
-    """Of each method's cost to the base's."""
+    """The ratio of each method's error to the base's."""
 
 
 class Record(BaseModel):

@@ -124,7 +124,7 @@ class GroupCalls:
             ]
         )
         self.turn = self.reply = np.zeros(0, np.int64)
-        """By the numbers of the whole batch."""
+        """Keyed by the numbers of the whole batch."""
         _, first = np.unique(np.stack([self.place, _numbers(self.turns)]), axis=1, return_index=True)
         self.once = np.sort(first)
         """One call of each rollout at each turn."""
@@ -206,7 +206,7 @@ def number_alike(calls: Sequence[GroupCalls]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Baselined:
-    """What the calls of a group are compared by."""
+    """The features by which the calls of a group are compared."""
 
     returns: Floats
     baseline: Floats

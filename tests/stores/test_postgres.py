@@ -431,7 +431,7 @@ async def test_tables_of_another_program_are_left_alone(postgres_url: str) -> No
         ).fetchone()
 
 
-@pytest.mark.parametrize("text", ["", "plain", "nul \0 in it", "half \ud83e", MARK, f"{MARK}0000", "é🦜\n"])
+@pytest.mark.parametrize("text", ["", "plain", "nul \0 in it", MARK, f"{MARK}0000", "é🦜\n"])
 async def test_every_text_comes_back_whole_wherever_it_stands(store: PostgresStore, text: str) -> None:
     assert unescape(escape(text)) == text
     named = "" if set(text) & {"\0", "\ud83e"} else text  # no id has these

@@ -435,7 +435,7 @@ async def test_prefixes_and_databases_are_stores_of_their_own(redis_url: str) ->
 
 
 # values ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("text", ["", "plain", "nul \0 in it", "half \ud83e", "a:b", "é🦜\n"])
+@pytest.mark.parametrize("text", ["", "plain", "nul \0 in it", "a:b", "é🦜\n"])
 async def test_every_text_comes_back_whole_wherever_it_stands(store: RedisStore, text: str) -> None:
     named = "" if set(text) & {"\0", "\ud83e"} else text  # no id has these
     of_it = {"id": f"id {named}", "run_id": f"run {named}", "task": Task(input={"text": text})}
