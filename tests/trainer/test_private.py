@@ -72,10 +72,15 @@ def test_the_password_of_the_store_is_in_no_file_and_in_no_message(guarded: tupl
     assert [path for path in files if WORD.encode() in path.read_bytes()] == []
     assert json.loads((folder / "run.json").read_bytes())["store"] == url.replace(f":{WORD}@", "")
     assert WORD not in said
-    known = {"REDISCLI_AUTH": WORD}
+    known = trusted(url)
     shown = agentlightning("show", folder, **known), agentlightning("runs", folder.parent, **known)
     assert "--store" in shown[0]
     assert WORD not in "".join((*shown, asyncio.run(recorded_origin(url))))
+
+
+def trusted(url: str) -> dict[str, str]:
+    """The environment of a person who names the store as their own."""
+    return {"REDISCLI_AUTH": WORD, "LIGHTNING_STORE": url.replace(f":{WORD}@", "")}
 
 
 async def recorded_origin(url: str) -> str:
@@ -89,7 +94,7 @@ def test_a_run_goes_on_with_the_password_from_the_environment_or_the_command(
 ) -> None:
     folder, url, _ = guarded
     go_on = ("train", JOB, "--resume", "--folder", folder, "--set", "trackers=tensorboard", "--steps")
-    agentlightning(*go_on, "2", REDISCLI_AUTH=WORD)
+    agentlightning(*go_on, "2", **trusted(url))
     agentlightning(*go_on, "3", "--store", url)
     assert (folder / "checkpoints" / "step-000003").is_dir()
     with pytest.raises(AssertionError, match=r"refused user or password .* or set REDISCLI_AUTH"):
