@@ -66,9 +66,10 @@ $(READY): $(VENV)/.demo $(OLD_PLUGINS:%=plugins/%/pyproject.toml)
 	$(BIN)/$(PIP) --no-deps $(HELM)
 	@touch $@
 
+# litellm reads soundfile when its cache answers, and does not require it.
 $(NEW)/.ready: $(SETUP) constraints-new.txt $(NEW_PLUGINS:%=plugins/%/pyproject.toml)
 	$(PYTHON) -m venv $(NEW)
-	$(NEW)/bin/$(PIP) -c constraints-new.txt -e ".[frameworks,test]" $(NEW_PLUGINS:%=-e plugins/%)
+	$(NEW)/bin/$(PIP) -c constraints-new.txt -e ".[frameworks,test]" $(NEW_PLUGINS:%=-e plugins/%) soundfile
 	@touch $@
 
 $(VERL)/.ready: requirements-verl.txt requirements-peers.txt pyproject.toml plugins/langgraph/pyproject.toml
