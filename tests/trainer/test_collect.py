@@ -1,5 +1,6 @@
 """From records to trajectories: nothing that was not sampled, nothing twice."""
 
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -191,6 +192,7 @@ class Breaks(httpx.AsyncHTTPTransport):
 
 def test_of_a_call_that_the_client_sends_again_only_the_reply_that_it_got_is_trained_on(tmp_path: Path):
     got: list[str] = []
+    turns: Counter[str] = Counter()
 
     async def app(task: lightning.Task) -> float:
         breaking = httpx.AsyncClient(transport=Breaks())
@@ -200,7 +202,8 @@ def test_of_a_call_that_the_client_sends_again_only_the_reply_that_it_got_is_tra
                     model="policy", messages=[{"role": "user", "content": "go"}], max_completion_tokens=2
                 )
         got.append(reply.id)
-        return float(len(got) % 2)
+        turns[task.id] += 1
+        return float(turns[task.id] % 2)
 
     backend = Watched()
     fit(tmp_path / "run", grpo(), app, backend=backend, steps=1)
