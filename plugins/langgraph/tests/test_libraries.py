@@ -69,3 +69,16 @@ def test_a_block_names_trustcalls_calls_outside_of_every_graph(
     with rollout_scope(scope_at(gateway)), agent("reader"):
         extract("r1", "reader", callbacks=[LightningCallback()])
     expect(gateway, {"reader": 1}, rollouts=1)
+
+
+async def test_a_graph_of_the_apps_own_by_the_name_of_a_librarys_keeps_its_nodes_names(
+    gateway: GatewayDouble, llm: ChatOpenAI
+) -> None:
+    def read(state: State) -> None:
+        llm.invoke([HumanMessage(mark(rollout=state["rollout"], agent="extract"))])
+
+    builder = StateGraph(State).add_node("extract", read).add_edge(START, "extract")
+    await play(
+        graph_of(lambda state: builder.compile(name="TrustCall").invoke(state) and None), gateway, "invoke"
+    )
+    expect(gateway, {"extract": 1})

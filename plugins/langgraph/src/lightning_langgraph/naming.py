@@ -11,7 +11,7 @@ that it made a graph, as deepagents' `create_deep_agent` does, and `create_react
 nodes the state `remaining_steps`.
 
 A library may run a graph of its own for one call of a function. Its nodes are no agents: whoever called the
-function is one (see `LIBRARY_GRAPHS`).
+function is one (see `is_of_library`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OWNER = "lc_agent_name"
 UNNAMED_AGENT = "agent"
 """A ready-made agent without a name, in no node."""
 _MAKER, _CREATED = "ls_integration", frozenset({"langchain_create_agent", "deepagents"})
-LIBRARY_GRAPHS = frozenset({"TrustCall"})
-"""Names of graphs that a library runs inside a function: trustcall's extractor, which langmem uses too."""
+LIBRARIES = frozenset({"trustcall"})
+"""Packages that run a graph inside a function: trustcall's extractor, which langmem uses too."""
 _INNER = frozenset({"agent", "model", "tools", "generate_structured_response"})
 _MIDDLEWARE = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
@@ -39,6 +39,11 @@ def is_made(metadata: Mapping[str, Any], state: Any = None) -> bool:
     if node == "agent" and state is not None:
         return "remaining_steps" in state if isinstance(state, Mapping) else hasattr(state, "remaining_steps")
     return metadata.get(_MAKER) in {None, *_CREATED} if node == "model" else _is_inner(node)
+
+
+def is_of_library(state: Any) -> bool:
+    """Whether what a node was given is a state of one of `LIBRARIES`, by the class that it is of."""
+    return type(state).__module__.partition(".")[0] in LIBRARIES
 
 
 def agent_name(metadata: Mapping[str, Any], made: bool | None = None) -> str | None:

@@ -22,11 +22,11 @@ from uuid import UUID
 from lightning_core.tracing.scope import enter_order
 from lightning_core.types import Who
 from lightning_langgraph.naming import (
-    LIBRARY_GRAPHS,
     OWNER,
     UNNAMED_AGENT,
     agent_name,
     is_made,
+    is_of_library,
     namespace,
     node_around,
     scope_key,
@@ -56,7 +56,7 @@ class Run:
     name: str = ""
     """LangChain's name for it: a graph has the name that it was compiled with."""
     in_library: bool = False
-    """Whether it is, or is in, a graph of a library's own."""
+    """Whether it is in a graph of a library's own."""
 
 
 class Runs:
@@ -79,11 +79,10 @@ class Runs:
         """A graph, node, chain or tool starts; `state` is what it was given."""
         metadata = metadata or {}
         made = self._made(parent, metadata, state)
-        key = self._key(parent, metadata, made)
+        key = self._key(parent, metadata, made, state)
         around = self.find(parent)
         root = run_id if around is None else around.root
-        in_library = name in LIBRARY_GRAPHS or (around is not None and around.in_library)
-        order = self._order(key, parent)
+        in_library, order = self._in_library(parent, state), self._order(key, parent, state)
         self._open[run_id] = Run(key, metadata.get(OWNER), parent, order, root, made, name, in_library)
 
     def leave(self, run_id: UUID) -> None:
@@ -137,11 +136,18 @@ class Runs:
     def _made(self, parent: UUID | None, metadata: Mapping[str, Any], state: Any = None) -> bool:
         """All that runs in a node is part of what the node is part of."""
         run = self.find(parent)
-        if run is not None and (run.in_library or run.key[1] == namespace(metadata)):
+        if run is not None and (self._in_library(parent, state) or run.key[1] == namespace(metadata)):
             return run.made
         return is_made(metadata, state)
 
-    def _key(self, parent: UUID | None, metadata: Mapping[str, Any], made: bool) -> tuple[str | None, str]:
+    def _in_library(self, parent: UUID | None, state: Any = None) -> bool:
+        """Whether a run that is given this state is in a graph of a library's own."""
+        run = self.find(parent)
+        return is_of_library(state) or (run is not None and run.in_library)
+
+    def _key(
+        self, parent: UUID | None, metadata: Mapping[str, Any], made: bool, state: Any = None
+    ) -> tuple[str | None, str]:
         """The run's agent and namespace.
 
         A ready-made agent that is a node of a graph gets the name of the agent whose tool runs that graph:
@@ -149,7 +155,7 @@ class Runs:
         library's graph is of the agent that called the library.
         """
         run = self.find(parent)
-        if run is not None and run.in_library and run.key[0] is not None:
+        if run is not None and run.key[0] is not None and self._in_library(parent, state):
             return run.key
         agent, path = scope_key(metadata, made)
         around = node_around(metadata, made)
@@ -178,11 +184,11 @@ class Runs:
             run = self.find(run.parent)
         return run.owner if run is not None else None
 
-    def _order(self, key: tuple[str | None, str], parent: UUID | None) -> int:
+    def _order(self, key: tuple[str | None, str], parent: UUID | None, state: Any = None) -> int:
         run = self.find(parent)
         if run is not None and run.key == key:
             return run.entered
-        return 0 if run is not None and run.in_library else enter_order()
+        return 0 if run is not None and self._in_library(parent, state) else enter_order()
 
 
 @dataclass(frozen=True, slots=True)
