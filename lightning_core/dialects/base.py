@@ -262,9 +262,9 @@ class Dialect(ABC):
         """A request for each prompt that a request holds; most APIs have one prompt in each."""
         return [content]
 
-    def joined(self, replies: list[Json]) -> Json:
-        """The whole reply to a request that was split, from those to its parts."""
-        return replies[0]
+    def joined(self, sampled: Sequence[Sampled], request: Request) -> ReplyWriter:
+        """The writer of the one reply to a request that was split; its choices are numbered through."""
+        return self.reply(sampled[0], request)
 
     @classmethod
     def continues(cls, request: Json) -> bool:

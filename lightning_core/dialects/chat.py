@@ -444,14 +444,16 @@ def wants_usage(raw: Json) -> bool:
     return bool((raw.get("stream_options") or {}).get("include_usage") or raw.get("stream_usage"))
 
 
-def token_usage(sampled: Sampled) -> Json:
-    """The tokens that a call has read and written."""
-    read, written = sampled.tokens_read, sampled.tokens_written
+def token_usage(*sampled: Sampled) -> Json:
+    """The tokens that the calls of a request have read and written."""
+    read, written = (
+        sum(getattr(call, name) for call in sampled) for name in ("tokens_read", "tokens_written")
+    )
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": sampled.cached},
+        "prompt_tokens_details": {"cached_tokens": sum(call.cached for call in sampled)},
     }
 
 

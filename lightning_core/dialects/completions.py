@@ -1,12 +1,13 @@
 """Completions: `POST /v1/completions`, a raw prompt without a chat template.
 
 A recorded call has one prompt, text or token ids. So a request with several is as many calls, which are
-answered together; they are not streamed. No `max_tokens` means 16 tokens, as OpenAI documents it.
+answered together: choice i of prompt p has the index p * n + i, in a stream too. No `max_tokens` means 16
+tokens, as OpenAI documents it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from lightning_core.dialects.base import (
@@ -111,28 +112,13 @@ class Completions(Dialect):
             raise invalid(
                 "prompt", f"prompt holds {len(prompts)} prompts; send at most {_MOST_PROMPTS} at once"
             )
-        if body.get("stream"):
-            raise unsupported(
-                "prompt", f"prompt holds {len(prompts)} prompts: stream each by itself, or leave stream out"
-            )
         return [to_json({**body, "prompt": prompt}) for prompt in prompts]
 
-    def joined(self, replies: list[Json]) -> Json:
-        choices = [choice for reply in replies for choice in reply["choices"]]
-        usages = [reply["usage"] for reply in replies]
-        names = ("prompt_tokens", "completion_tokens", "total_tokens")
-        cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-        return {
-            **replies[0],
-            "choices": [{**choice, "index": index} for index, choice in enumerate(choices)],
-            "usage": {
-                **{name: sum(usage[name] for usage in usages) for name in names},
-                "prompt_tokens_details": {"cached_tokens": cached},
-            },
-        }
+    def joined(self, sampled: Sequence[Sampled], request: Request) -> CompletionReply:
+        return CompletionReply(sampled, request, self._tokens, request.model or self._default_model)
 
     def reply(self, sampled: Sampled, request: Request) -> CompletionReply:
-        return CompletionReply(sampled, request, self._tokens, request.model or self._default_model)
+        return self.joined([sampled], request)
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
@@ -185,29 +171,30 @@ def _is_id(value: Any) -> bool:
 
 
 class CompletionReply:
-    """Writes the replies to one call."""
+    """Writes the reply to the calls of one request, one for each of its prompts."""
 
-    def __init__(self, sampled: Sampled, request: Request, tokens: TokenText, model: str) -> None:
+    def __init__(self, sampled: Sequence[Sampled], request: Request, tokens: TokenText, model: str) -> None:
         self._sampled = sampled
+        self._choices = [(call, choice) for call in sampled for choice in call.choices]
         self._tokens = tokens
         self._raw = request.raw
         self._with_logprobs = request.raw.get("logprobs") is not None
         self._frame: Json = {
-            "id": Completions.id_prefix + sampled.call_id,
+            "id": Completions.id_prefix + sampled[0].call_id,
             "object": "text_completion",
-            "created": int(sampled.started_at),
+            "created": int(sampled[0].started_at),
             "model": model,
         }
-        self._offsets = [0] * len(sampled.choices)
+        self._offsets = [0] * len(self._choices)
         """Where in its text the next token of each choice begins."""
 
     def whole(self) -> Json:
         """The whole reply."""
         choices = [
             self._choice(index, choice, choice.finish_reason)
-            for index, choice in enumerate(self._sampled.choices)
+            for index, (_, choice) in enumerate(self._choices)
         ]
-        return {**self._chunk(choices), "usage": token_usage(self._sampled)}
+        return {**self._chunk(choices), "usage": token_usage(*self._sampled)}
 
     def opening(self) -> bytes:
         """Nothing: the first piece of text begins the reply."""
@@ -226,10 +213,10 @@ class CompletionReply:
         nothing = ChoiceSoFar()
         chunks = [
             event(self._chunk([self._choice(index, nothing, choice.finish_reason)]))
-            for index, choice in enumerate(self._sampled.choices)
+            for index, (_, choice) in enumerate(self._choices)
         ]
         if wants_usage(self._raw):
-            chunks.append(event({**self._chunk([]), "usage": token_usage(self._sampled)}))
+            chunks.append(event({**self._chunk([]), "usage": token_usage(*self._sampled)}))
         return b"".join((*chunks, b"data: [DONE]\n\n"))
 
     def failing(self, error: ApiError) -> bytes:
@@ -237,7 +224,8 @@ class CompletionReply:
         return event(error.body())
 
     def _chunk(self, choices: list[Json]) -> Json:
-        return {**self._frame, "system_fingerprint": fingerprint(self._sampled), "choices": choices}
+        answering = self._choices[choices[0]["index"] if choices else 0][0]
+        return {**self._frame, "system_fingerprint": fingerprint(answering), "choices": choices}
 
     def _choice(self, index: int, choice: ChoiceSoFar, finish_reason: str | None) -> Json:
         reply: Json = {
@@ -247,7 +235,7 @@ class CompletionReply:
             "finish_reason": finish_reason,
         }
         if self._raw.get("return_token_ids"):
-            reply |= {"prompt_token_ids": self._sampled.prompt_ids, "token_ids": choice.token_ids}
+            reply |= {"prompt_token_ids": self._choices[index][0].prompt_ids, "token_ids": choice.token_ids}
         return reply
 
     def _logprobs(self, index: int, choice: ChoiceSoFar) -> Json:

@@ -20,7 +20,7 @@ from lightning_core.dialects.lenient import Json
 from lightning_core.errors import ApiError, ConfigError, GatewayError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
-from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, stopped
+from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, next_deltas, stopped
 from lightning_core.gateway.naming import Naming
 from lightning_core.gateway.recording import Recording, refused_call
 from lightning_core.gateway.versions import pin
@@ -76,22 +76,25 @@ class Endpoint:
             caller = self._named(caller, content)
             parts = await read_content(content, self._dialect.split)
             callers = [caller] if len(parts) == 1 else [_part(caller, index) for index in range(len(parts))]
-            begun = [await self._begin(*each) for each in zip(callers, parts, strict=True)]
+            fresh = asyncio.Event()
+            exchanges = [await self._begin(*each, fresh) for each in zip(callers, parts, strict=True)]
         except GatewayError as error:
             refusal = api_error_of(error)
             if caller.rollout_id is not None and not self._dialect.sends_again(refusal):
                 await self._exchanges.refuse(refused_call(caller, self._dialect, content, refusal))
             await self._refuse(refusal, send)
             return
-        exchanges = [exchange for exchange, _ in begun]
+        sampled = [exchange.recording.sampled for exchange in exchanges]
+        request = exchanges[0].recording.request
+        reply = self._dialect.joined(sampled, request)
         for exchange in exchanges:
             self._exchanges.start(exchange)
         watch = asyncio.create_task(_watch(exchanges, receive))
         try:
-            if exchanges[0].recording.request.stream:
-                await self._stream(*begun[0], send)
+            if request.stream:
+                await self._stream(exchanges, fresh, reply, send)
             else:
-                await self._answer(begun, send)
+                await self._answer(exchanges, reply, send)
         except asyncio.CancelledError:  # the server gives up on a client that does not read
             for exchange in exchanges:
                 exchange.abort(stopped())
@@ -102,16 +105,14 @@ class Endpoint:
         finally:
             watch.cancel()
 
-    async def _begin(self, caller: Caller, content: bytes) -> tuple[Exchange, ReplyWriter]:
-        """A call that can be started, and the writer of its reply. Raises GatewayError if it is refused."""
+    async def _begin(self, caller: Caller, content: bytes, fresh: asyncio.Event) -> Exchange:
+        """A call that can be started. Raises GatewayError if it is refused."""
         content = await self._with_prompt(content, caller)
         request = await read_content(content, lambda content: self._read(content, caller))
         self._tell_replaced(caller, request)
         self._tell_not_offered(caller, request)
         asked = pin(request.chat, caller, request.model, self._upstream.model_name)
-        recording = Recording(caller, request, self._dialect)
-        reply = self._dialect.reply(recording.sampled, request)
-        return Exchange(recording, self._upstream, asked), reply
+        return Exchange(Recording(caller, request, self._dialect), self._upstream, asked, fresh)
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer how many tokens a prompt has. Nothing is sampled or recorded."""
@@ -193,35 +194,39 @@ class Endpoint:
                     kind,
                 )
 
-    async def _answer(self, begun: list[tuple[Exchange, ReplyWriter]], send: Send) -> None:
-        failures = []
-        for exchange, _ in begun:
-            await exchange.finished()
-            failures.append(await self._exchanges.record(exchange))
-        if failure := next(filter(None, failures), None):
+    async def _answer(self, exchanges: list[Exchange], reply: ReplyWriter, send: Send) -> None:
+        if failure := await self._record(exchanges):
             await self._refuse(failure, send)
-            return
-        replies = [reply.whole() for _, reply in begun]
-        whole = replies[0] if len(replies) == 1 else self._dialect.joined(replies)
-        await send_json(send, whole, headers=_headers(begun[0][0].recording))
+        else:
+            await send_json(send, reply.whole(), headers=_headers(exchanges))
 
-    async def _stream(self, exchange: Exchange, reply: ReplyWriter, send: Send) -> None:
+    async def _stream(
+        self, exchanges: list[Exchange], fresh: asyncio.Event, reply: ReplyWriter, send: Send
+    ) -> None:
         started = False
-        while deltas := await exchange.next_deltas():
+        while deltas := await next_deltas(exchanges, fresh):
             events = b"" if started else reply.opening()
             events += reply.pieces(deltas)
             if not started:
-                await start_events(send, _headers(exchange.recording))
+                await start_events(send, _headers(exchanges))
                 started = True
             if events:
                 await send_events(send, events, more=True)
-        failure = await self._exchanges.record(exchange)
+        failure = await self._record(exchanges)
         if failure is None:
             await send_events(send, reply.ending(), more=False)
         elif started:
             await send_events(send, reply.failing(failure), more=False)
         else:
             await self._refuse(failure, send)
+
+    async def _record(self, exchanges: list[Exchange]) -> ApiError | None:
+        """Store the calls, each once it has ended; returns why the first that failed has no reply."""
+        failures = []
+        for exchange in exchanges:
+            await exchange.finished()
+            failures.append(await self._exchanges.record(exchange))
+        return next(filter(None, failures), None)
 
     async def _refuse(self, refusal: ApiError, send: Send) -> None:
         if refusal.code == CONTEXT_LENGTH:
@@ -259,8 +264,11 @@ def _part(caller: Caller, index: int) -> Caller:
     return replace(caller, call_id=f"{caller.call_id[:_LONGEST]}-{index}")
 
 
-def _headers(recording: Recording) -> list[tuple[bytes, bytes]]:
+def _headers(exchanges: list[Exchange]) -> list[tuple[bytes, bytes]]:
+    """The headers of a reply, by the first call, and the first whose version is known."""
+    versions = [exchange.recording.sampled.policy_version for exchange in exchanges]
+    known = next((version for version in versions if version is not None), None)
     return [
-        (b"x-request-id", recording.caller.call_id.encode("ascii", "replace")),
-        (b"x-lightning-policy-version", str(recording.sampled.policy_version).encode()),
+        (b"x-request-id", exchanges[0].recording.caller.call_id.encode("ascii", "replace")),
+        (b"x-lightning-policy-version", str(known).encode()),
     ]

@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 from lightning_core.errors import ApiError, GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Caller
@@ -30,12 +33,15 @@ _MOST_ENDED = 4096
 class Exchange:
     """A running call. Use as: `start()`, `await finished()`, `await record()`, answer."""
 
-    def __init__(self, recording: Recording, upstream: Upstream, request: ChatRequest) -> None:
+    def __init__(
+        self, recording: Recording, upstream: Upstream, request: ChatRequest, fresh: asyncio.Event
+    ) -> None:
+        """`fresh` is set whenever there is something new; all calls of a request share it."""
         self.recording = recording
         self._request = request
         self._upstream = upstream
         self._deltas: list[Delta] = []
-        self._fresh = asyncio.Event()
+        self._fresh = fresh
         self._task: asyncio.Task[None] | None = None
         self._aborted: ApiError | None = None
 
@@ -54,15 +60,14 @@ class Exchange:
         if self._task is not None:
             await asyncio.wait((self._task,))
 
-    async def next_deltas(self) -> list[Delta]:
-        """Returns the tokens sampled since the last time, as soon as there are any; an empty list at the
-        end."""
-        if not self._deltas:
-            await self._fresh.wait()
-        self._fresh.clear()
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be sampled."""
+        return self._task is not None and self._task.done()
+
+    def take(self) -> list[Delta]:
+        """The tokens sampled since the last time."""
         deltas, self._deltas = self._deltas, []
-        if self._task is not None and self._task.done():
-            self._fresh.set()
         return deltas
 
     @property
@@ -96,6 +101,24 @@ class Exchange:
         asked = self._request.policy_version
         if asked not in (None, answering):
             raise GatewayError(f"version {asked} of the weights was asked for, and {answering} answered")
+
+
+async def next_deltas(exchanges: Sequence[Exchange], fresh: asyncio.Event) -> list[Delta]:
+    """The tokens that the calls of a request sampled since the last time, as soon as there are any.
+
+    Choices are numbered through, in the order of the calls. An empty list means the end.
+    """
+    while not any(taken := [exchange.take() for exchange in exchanges]):
+        if all(exchange.ended for exchange in exchanges):
+            return []
+        fresh.clear()
+        await fresh.wait()
+    counts = [len(exchange.recording.sampled.choices) for exchange in exchanges]
+    return [
+        replace(delta, choice=first + delta.choice) if first else delta
+        for first, deltas in zip(accumulate(counts, initial=0), taken, strict=False)
+        for delta in deltas
+    ]
 
 
 class Exchanges:

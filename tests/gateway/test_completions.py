@@ -14,7 +14,7 @@ from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, drain, open_house
-from tests.gateway.scripted import END, Line, ScriptedEngine, logprob
+from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
 
 
 async def test_every_served_parameter_reaches_the_engine() -> None:
@@ -196,9 +196,89 @@ async def test_of_several_prompts_one_that_fails_is_the_replys_error() -> None:
         assert [call.status for call in await house.calls()] == ["completed", "refused", "completed"]
 
 
-async def test_several_prompts_are_not_streamed_and_not_without_number(house: House) -> None:
+async def test_several_prompts_are_streamed_together_and_recorded_as_without_a_stream() -> None:
+    prompts = ["once upon", "a time", "the end of it"]
+    async with open_house(ScriptedEngine(delay=0.01)) as house:
+        client = house.client(await house.rollout(), agent="writer")
+        asked: dict[str, Any] = {"model": "m", "prompt": prompts, "n": 2, "logprobs": 1}
+        asked["extra_body"] = {"return_token_ids": True}
+        whole = await client.completions.create(**asked, extra_headers={"x-lightning-call": "whole"})
+        chunks: list[Completion] = []
+        stream = await client.completions.create(
+            **asked,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_headers={"x-lightning-call": "streamed"},
+        )
+        await drain(stream, chunks)
+        *pieces, usage = chunks
+        assert {chunk.id for chunk in chunks} == {"cmpl-streamed-0"}
+        assert {chunk.system_fingerprint for chunk in chunks} == {whole.system_fingerprint}
+        for said in whole.choices:
+            mine = [chunk.choices[0] for chunk in pieces if chunk.choices[0].index == said.index]
+            assert "".join(part.text for part in mine) == said.text
+            assert [part.finish_reason for part in mine] == [*[None] * (len(mine) - 1), said.finish_reason]
+            given = said.model_extra or {}
+            extras = [part.model_extra or {} for part in mine]
+            assert [token for each in extras for token in each["token_ids"]] == given["token_ids"]
+            assert {tuple(each["prompt_token_ids"]) for each in extras} == {tuple(given["prompt_token_ids"])}
+            logprobs = [part.logprobs for part in mine if part.logprobs]
+            assert said.logprobs is not None
+            offsets = [offset for each in logprobs for offset in each.text_offset or []]
+            assert offsets == said.logprobs.text_offset
+        assert usage.choices == []
+        assert usage.usage == whole.usage
+        both = [call for call in await house.calls() if "." not in call.id]
+    once, streamed = ([call for call in both if call.id.startswith(kind)] for kind in ("whole", "streamed"))
+    assert [call.id for call in streamed] == ["streamed-0", "streamed-1", "streamed-2"]
+    assert [call.request["prompt"] for call in streamed] == prompts
+    for one, other in zip(once, streamed, strict=True):
+        assert (one.agent, one.status, one.prompt_ids) == (other.agent, other.status, other.prompt_ids)
+        assert one.choices == other.choices
+
+
+async def test_no_streamed_prompt_waits_for_the_end_of_another() -> None:
+    async with open_house(ScriptedEngine(pause_after=1)) as house:
+        client = house.client(await house.rollout())
+        stream = await client.completions.create(model="m", prompt=["a b", "c d", "e f"], stream=True)
+        before: dict[int, str] = {}
+        async for chunk in stream:
+            before[chunk.choices[0].index] = chunk.choices[0].text
+            if len(before) == 3:
+                break
+        assert before == {0: "a", 1: "c", 2: "e"}
+        house.engine.resume.set()
+        rest: list[Completion] = []
+        await drain(stream, rest)
+        after = {chunk.choices[0].index: chunk.choices[0].text for chunk in rest if chunk.choices[0].text}
+        assert after == {0: " b", 1: " d", 2: " f"}
+
+
+async def test_of_several_streamed_prompts_one_that_fails_ends_the_stream_with_its_error() -> None:
+    async with open_house(ScriptedEngine(context=2)) as house:
+        client = house.client(await house.rollout())
+        stream = await client.completions.create(model="m", prompt=["a b", "a b c", "d"], stream=True)
+        chunks: list[Completion] = []
+        with pytest.raises(openai.APIError, match="maximum context length is 2 tokens"):
+            await drain(stream, chunks)
+        assert {chunk.choices[0].index for chunk in chunks} == {0, 2}
+        assert [call.status for call in await house.calls()] == ["completed", "refused", "completed"]
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 2 tokens"):
+            await client.completions.create(model="m", prompt=["a b c", "d e f"], stream=True)
+
+
+async def test_a_client_that_leaves_a_stream_of_several_prompts_ends_them_all() -> None:
+    async with open_house(ScriptedEngine(delay=0.2)) as house:
+        client = house.client(await house.rollout())
+        stream = await client.completions.create(model="m", prompt=["a b c d", "e f g h"], stream=True)
+        await stream.close()
+        await until(lambda: house.engine.closed == 2)
+    calls = await house.calls()
+    assert [(call.status, call.error) for call in calls] == [("cancelled", "the client disconnected")] * 2
+
+
+async def test_more_prompts_than_a_request_may_hold_are_refused(house: House) -> None:
     client = house.client(await house.rollout())
-    for fields, said in (({"stream": True}, "leave stream out"), ({"prompt": ["a"] * 129}, "at most 128")):
-        with pytest.raises(openai.BadRequestError, match=said):
-            await client.completions.create(**{"model": "m", "prompt": ["a", "b"], **fields})  # type: ignore[call-overload]
+    with pytest.raises(openai.BadRequestError, match="at most 128"):
+        await client.completions.create(model="m", prompt=["a"] * 129)
     assert not house.engine.requests
