@@ -51,7 +51,7 @@ async def solve(task):
     return 1.0
 
 
-lightning.Trainer(steps=0, progress=False).fit(solve, validation=[{"question": "?"}])
+lightning.Trainer(model="tiny", steps=0, progress=False).fit(solve, validation=[{"question": "?"}])
 """
 RAY = """
 import os, sys, time, warnings

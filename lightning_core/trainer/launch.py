@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from lightning_core.errors import ConfigError
 from lightning_core.hookspecs import Kind
 from lightning_core.plugins import load_plugins
-from lightning_core.trainer.settings import TINY, Settings, check_names
+from lightning_core.trainer.settings import MODELS, Settings, check_names
 
 S = TypeVar("S", bound=Settings)
 _launch: ContextVar[Launch | None] = ContextVar("lightning_launch", default=None)
@@ -51,21 +51,37 @@ class Launch:
         if asked is not None and not isinstance(given, str):
             if getattr(given, "name", None) == asked:
                 del settings["backend"]
-            elif trainer.model is None or str(trainer.model) == TINY:
+            elif trainer.model is None:
                 settings.setdefault("model", given.model)
-        if not isinstance(given, str) and "backend" not in settings and settings.get("model") is not None:
-            parts.setdefault("model", settings.pop("model"))
+        to_object = not isinstance(given, str) and "backend" not in settings
+        if to_object and "model" not in parts and settings.get("model") is not None:
+            parts["model"] = settings.pop("model")
         plain = {name: value for name, value in settings.items() if name != "algorithm"}
         changed = replace(trainer, **{**settings, **_nested(type(trainer), plain)})
         if self.algorithm:
             changed = replace(changed, algorithm=_with("algorithm", changed.algorithm, self.algorithm))
         if parts:
-            model = {"model": changed.served_model or TINY}
-            changed = replace(changed, backend=_with("backend", changed.backend, parts, model))
+            if "model" in parts:  # in place of the script's own
+                changed = replace(changed, model=settings.get("model"))
+            made = _with("backend", changed.backend, parts, lambda: {"model": _model(changed, parts)})
+            changed = replace(changed, backend=made)
         return changed
 
 
-def _with(kind: Kind, part: Any, given: Mapping[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
+def _model(settings: Settings, parts: Mapping[str, Any]) -> Any:
+    """The model of a backend that is made with these settings. Raises ConfigError if none is named."""
+    model = parts.get("model") or settings.served_model
+    if model is None:
+        raise ConfigError(f"backend.{next(iter(parts))}=... needs a model: {MODELS}")
+    return model
+
+
+def _with(
+    kind: Kind,
+    part: Any,
+    given: Mapping[str, Any],
+    needed: Callable[[], Mapping[str, Any]] = dict[str, Any],
+) -> Any:
     """A part of the trainer with settings over its own; one that is named is made, with what it needs."""
     make: Callable[..., Any] | None = None
     if isinstance(part, list | tuple):
@@ -81,7 +97,7 @@ def _with(kind: Kind, part: Any, given: Mapping[str, Any], needed: Mapping[str, 
         raise ConfigError(f"{kind} {name!r} has no setting {', '.join(map(repr, sorted(unknown)))}{has}")
     if make is None:
         return _make(kind, partial(replace, part), _nested(type(part), given))
-    return _make(kind, make, {**(needed or {}), **_nested(make, given)})
+    return _make(kind, make, {**needed(), **_nested(make, given)})
 
 
 def _nested(of: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

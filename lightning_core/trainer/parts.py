@@ -16,7 +16,7 @@ from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
 from lightning_core.stores.base import Store
-from lightning_core.trainer.settings import TINY, Settings
+from lightning_core.trainer.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def make_backend(settings: Settings, plugins: Plugins) -> Backend:
         )
     given: Backend = settings.backend
     given.seed = settings.seed
-    if settings.model is not None and str(settings.model) not in (TINY, str(given.model)):
+    if settings.model is not None and str(settings.model) != str(given.model):
         raise ConfigError(
             f"model={str(settings.model)!r} and a backend object with model {given.model!r}: "
             "give the model to the backend alone"

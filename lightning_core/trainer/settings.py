@@ -32,6 +32,12 @@ EVALUATE_EVERY = 10
 LARGEST_PORT: Final = 65_535
 TINY: Final = "tiny"
 """The model that the project ships for its examples."""
+MODELS: Final = (
+    'give model="smollm2" (135 M parameters, reads English), a transformers folder, a .gguf file, or a name '
+    'on the hub such as "Qwen/Qwen3-0.6B"; "tiny" writes only the queries of examples/sql, for a trial. On '
+    "the command line: --set model=...; which model suits: docs/own-model.md"
+)
+"""What `model` can be, for someone who named none."""
 REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
 """Roles that other processes can play; the trainer's is here."""
 
@@ -66,10 +72,10 @@ class Settings:
     """The checked arguments of `Trainer`; the parts of a run read them."""
 
     model: str | Path | None = None
-    """None: "tiny" where weights are trained; none at all where prompts alone are searched or no agent is
-    trained, so every agent stays at its own endpoint. Otherwise: a transformers folder, a name on the hub,
-    "smollm2" (135 M parameters, reads English), or "tiny", which only writes SQLite for the examples. The
-    local backend takes architectures like Llama's and Qwen's."""
+    """A transformers folder, a .gguf file, a name on the hub, "smollm2" (135 M parameters, reads English), or
+    "tiny", which only writes SQLite for the examples. The local backend takes architectures like Llama's and
+    Qwen's. A run that trains weights needs one, here or in a backend object. None where prompts alone are
+    searched or no agent is trained: then every agent stays at its own endpoint."""
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all. [] with `steps=0` trains none: their calls are
     recorded where the app sends them."""
@@ -264,11 +270,17 @@ class Settings:
 
     @property
     def served_model(self) -> str | Path | None:
-        """`model`, or what stands for it; None if the run has none of its own."""
-        if self.model is not None:
-            return self.model
+        """`model`, or the backend object's; None for a run without weights.
+
+        Raises ConfigError if weights are trained and neither is named.
+        """
+        model: str | Path | None = (
+            self.model if self.model is not None else getattr(self.backend, "model", None)
+        )
         searching = bool(self.phases) and all(is_search(each.algorithm) for each in self.phases)
-        return None if (searching or self.patterns == ()) and self.backend == "local" else TINY
+        if model is None and not (self.backend == "local" and (searching or self.patterns == ())):
+            raise ConfigError(f"no model is named: {MODELS}")
+        return model
 
     @property
     def patterns(self) -> tuple[str, ...] | None:

@@ -53,7 +53,11 @@ async def solve(task: lightning.Task) -> float:
 def fit(folder: Path | None, **settings: Any) -> None:
     given: dict[str, Any] = {"steps": 2, "resume": False, **settings}
     lightning.Trainer(
-        algorithm=lightning.GRPO(group_size=3, tasks_per_step=2), folder=folder, progress=False, **given
+        model="tiny",
+        algorithm=lightning.GRPO(group_size=3, tasks_per_step=2),
+        folder=folder,
+        progress=False,
+        **given,
     ).fit(solve, train=TASKS, validation=TASKS[:1])
 
 

@@ -26,5 +26,5 @@ async def solve(task: lightning.Task) -> float:
 if __name__ == "__main__":
     tasks = [{"question": f"List the boats with speed above {n}."} for n in range(9)]
     lightning.Trainer(
-        agents=["writer"], algorithm=lightning.GRPO(group_size=4, tasks_per_step=2), steps=3
+        model="tiny", agents=["writer"], algorithm=lightning.GRPO(group_size=4, tasks_per_step=2), steps=3
     ).fit(solve, train=tasks[:6], validation=tasks[6:])

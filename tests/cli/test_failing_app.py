@@ -38,6 +38,7 @@ async def solve(task):
 
 tasks = [{"question": f"List the boats above {n}.", "broken": n > 0} for n in range(6)]
 lightning.Trainer(
+    model="tiny",
     agents=["writer", "zealot"],
     algorithm=lightning.GRPO(group_size=4, tasks_per_step=6),
     steps=1,
@@ -116,6 +117,7 @@ async def solve(task):
 
 
 lightning.Trainer(
+    model="tiny",
     algorithm=lightning.GRPO(group_size=2, tasks_per_step=1),
     steps=1,
     on_failure=lightning.FailurePolicy(retries=0),

@@ -23,7 +23,7 @@ async def solve(task):
     return 1.0
 
 
-lightning.Trainer(steps=1).fit(solve, train=[{"question": "?"}])
+lightning.Trainer(model="tiny", steps=1).fit(solve, train=[{"question": "?"}])
 """
 Train = Callable[..., str]
 

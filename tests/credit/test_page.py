@@ -68,7 +68,7 @@ def test_it_trains(
     monkeypatch.setattr(ranked, "peers", watched)
     algorithm = lightning.GRPO(group_size=3, tasks_per_step=2, credit="ranked" if by_name else ranked.ranked)
     lightning.Trainer(
-        agents=["writer"], algorithm=algorithm, steps=1, folder=tmp_path / "run", progress=False
+        model="tiny", agents=["writer"], algorithm=algorithm, steps=1, folder=tmp_path / "run", progress=False
     ).fit(solve, train=[{"question": f"List the boats with speed above {n}."} for n in range(2)])
     assert [len(comparison.peers) for comparison in compared] == [3, 3]
     assert all(0 <= share < 1 for c in compared for peer in c.peers for share in peer.values())

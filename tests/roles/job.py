@@ -42,6 +42,7 @@ async def solve(task: lightning.Task) -> float:
 
 if __name__ == "__main__":
     lightning.Trainer(
+        model="tiny",
         agents=["writer"],
         algorithm=lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP, credit="uniform"),
         steps=4,

@@ -106,7 +106,8 @@ def test_a_function_of_a_guarded_script_is_had_by_running_it_for_its_definitions
 def test_a_script_that_trains_outside_its_guard_is_told_so_when_it_is_run_for_its_definitions(
     tmp_path: Path,
 ) -> None:
-    fit = "\nimport lightning_core as lightning\nif __name__ != '__main__': lightning.Trainer().fit(solve)\n"
+    fit = "\nimport lightning_core as lightning\nif __name__ != '__main__': "
+    fit += "lightning.Trainer(model='tiny').fit(solve)\n"
     guard = 'if __name__ == "__main__":\n    Path("packed").write_bytes(pack(solve))\n'
     (tmp_path / "job.py").write_text(SENDING + fit + guard)
     sent = python("job.py", folder=tmp_path)

@@ -221,7 +221,7 @@ def solve(task):
     httpx.post(given["OPENAI_BASE_URL"] + "/chat/completions", json=chat, headers=headers).raise_for_status()
     return 0.5
 
-lightning.Trainer().fit(solve, train=[{"q": "ping"}])
+lightning.Trainer(model="tiny").fit(solve, train=[{"q": "ping"}])
 """
 
 

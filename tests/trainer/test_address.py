@@ -20,7 +20,13 @@ async def solve(task: lightning.Task) -> float:
 
 
 def fit(folder: Path, *, steps: int = 0, **settings: object) -> None:
-    options: dict[str, object] = {"folder": folder, "steps": steps, "progress": False, **settings}
+    options: dict[str, object] = {
+        "model": "tiny",
+        "folder": folder,
+        "steps": steps,
+        "progress": False,
+        **settings,
+    }
     lightning.Trainer(**options).fit(solve, train=[{"question": "?"}], validation=[{"question": "!"}])  # type: ignore[arg-type]
 
 
@@ -59,6 +65,6 @@ async def test_a_rollout_that_somebody_else_put_under_the_runs_name_is_refused(t
         stranger = Rollout(id="run-t0-0-0", run_id="other", group_id="g", step=0, task=Task(input={"a": 1}))
         await opened.enqueue([stranger])
     with pytest.raises(TrainingError, match=r"'run-t0-0-0' of run 'run' is in the store already.*'other'"):
-        lightning.Trainer(folder=tmp_path / "run", store=store, steps=1, progress=False).fit(
+        lightning.Trainer(model="tiny", folder=tmp_path / "run", store=store, steps=1, progress=False).fit(
             solve, train=[{"question": "?"}]
         )

@@ -42,6 +42,7 @@ class App:
 def fit(folder: Path, app: App | None = None, *, validation: list = TASKS[6:], **settings) -> Summary:
     trainer = lightning.Trainer(
         **{
+            "model": "tiny",
             "agents": ["writer"],
             "algorithm": SMALL,
             "steps": 2,

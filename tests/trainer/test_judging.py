@@ -401,6 +401,6 @@ def test_a_judge_that_can_not_be_asked_is_refused_before_any_rollout(tmp_path: P
 
     judge = Judge(model="m", base_url="http://host:port/v1")
     with pytest.raises(ConfigError, match="'http://host:port/v1' is no URL"):
-        lightning.Trainer(judge=judge, folder=tmp_path / "run", steps=1, progress=False).fit(
+        lightning.Trainer(model="tiny", judge=judge, folder=tmp_path / "run", steps=1, progress=False).fit(
             solve, train=[{"q": 1}]
         )

@@ -26,7 +26,8 @@ TASKS = [{"question": str(n)} for n in range(6)]
 
 
 def tell(**settings: Any) -> RunPlan:
-    trainer = lightning.Trainer(**{"steps": 9, **settings})
+    named = {"model": "tiny"} if isinstance(settings.get("backend", "local"), str) else {}
+    trainer = lightning.Trainer(**{"steps": 9, **named, **settings})
     return plan_run(trainer, make_tasks(TASKS[:4], "train"), make_tasks(TASKS[4:], "validation"))
 
 
@@ -41,7 +42,7 @@ def verdicts(found: RunPlan) -> dict[str, str]:
 def test_a_plan_is_shown_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     console = Console(file=io.StringIO(), width=160)
-    show_plan(lightning.Trainer(steps=3).plan(train=TASKS, validation=TASKS), console)
+    show_plan(lightning.Trainer(model="tiny", steps=3).plan(train=TASKS, validation=TASKS), console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "64 rollouts: 8 tasks, 8 of each" in printed
     assert "nothing was started or written" in printed
@@ -129,7 +130,7 @@ def test_another_backend_takes_the_model_over(tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["grpo", lightning.GRPO(group_size=4)], ids=["name", "object"])
 def test_an_algorithm_takes_settings_over_its_own(algorithm):
-    trainer = lightning.Trainer(algorithm=algorithm)
+    trainer = lightning.Trainer(model="tiny", algorithm=algorithm)
     changed = Launch(algorithm={"entropy": 0.1}).apply(trainer).algorithm
     assert (type(changed), changed.entropy) == (lightning.GRPO, 0.1)
     assert changed.group_size == (8 if algorithm == "grpo" else 4)

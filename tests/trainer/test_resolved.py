@@ -100,4 +100,4 @@ def test_a_backend_has_the_run_s_seed_whether_named_or_given():
     given = ScriptedBackend()
     assert make_backend(Settings(backend=given, seed=7), load_plugins([])) is given
     assert given.seed == 7
-    assert make_backend(Settings(backend="local", seed=7), load_plugins([])).seed == 7
+    assert make_backend(Settings(model="tiny", backend="local", seed=7), load_plugins([])).seed == 7

@@ -14,6 +14,9 @@ if __name__ == "__main__":
     parser.add_argument("--data", default="small")
     parser.parse_args()
     trainer = lightning.Trainer(
-        agents=["writer"], store="postgresql://trainer:secret@db.example:6432/runs?schema=boats", steps=12
+        model="tiny",
+        agents=["writer"],
+        store="postgresql://trainer:secret@db.example:6432/runs?schema=boats",
+        steps=12,
     )
     trainer.fit(solve, train=[{"question": "Which boats are fast?"}])

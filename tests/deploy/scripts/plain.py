@@ -8,4 +8,6 @@ def solve(task: lightning.Task) -> float:
 
 
 if __name__ == "__main__":
-    lightning.Trainer(agents=["writer"]).fit(solve, train=[{"question": "Which boats are fast?"}])
+    lightning.Trainer(model="tiny", agents=["writer"]).fit(
+        solve, train=[{"question": "Which boats are fast?"}]
+    )

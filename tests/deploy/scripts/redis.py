@@ -9,6 +9,10 @@ def solve(task: lightning.Task) -> float:
 
 if __name__ == "__main__":
     trainer = lightning.Trainer(
-        agents=["writer"], store="rediss://cache.example:6379/0", checkpoint_every=5, concurrency=8
+        model="tiny",
+        agents=["writer"],
+        store="rediss://cache.example:6379/0",
+        checkpoint_every=5,
+        concurrency=8,
     )
     trainer.fit(solve, train=[{"question": "Which boats are fast?"}])
