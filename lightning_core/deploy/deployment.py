@@ -258,7 +258,7 @@ def _outer_store(url: str | None) -> str | None:
 
 
 def _check_model(trainer: Settings) -> None:
-    model = str(trainer.model if isinstance(trainer.backend, str) else trainer.backend.model)
+    model = str(trainer.served_model)
     if Path(model).is_dir() and (Path(model).is_absolute() or ".." in Path(model).parts):
         raise ConfigError(
             f"model {model!r} lies outside of the folder that goes into the image: give a path below "

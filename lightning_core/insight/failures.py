@@ -83,12 +83,20 @@ def is_cut(call: Call) -> bool:
 
 
 def with_hint(error: str, calls: Iterable[Call]) -> str:
-    """The error of an attempt, after its first line the hint that its last reply was cut, if it was."""
+    """The error of an attempt, after its first line a hint.
+
+    The hint says that its last reply was cut, or that a client has no key; without either the error stays.
+    """
     answered = [call for call in calls if call.status == "completed" and call.choices]
-    if not answered or not is_cut(answered[-1]):
-        return error
     first, newline, rest = error.partition("\n")
-    return f"{first}\n  hint: {_cut(answered[-1])}{newline}{rest}"
+    if answered and is_cut(answered[-1]):
+        hint = _cut(answered[-1])
+    elif without_key := _WITHOUT_KEY.search(first):
+        name = "ANTHROPIC_API_KEY" if without_key[1] is None else "OPENAI_API_KEY"
+        hint = f"the app's client has no key; for trained agents any value will do: export {name}=none"
+    else:
+        return error
+    return f"{first}\n  hint: {hint}{newline}{rest}"
 
 
 def _cut(call: Call) -> str:
@@ -100,6 +108,10 @@ def _cut(call: Call) -> str:
     return f"the reply of agent {call.agent!r} was cut at {bound}{where}: {do}"
 
 
+_WITHOUT_KEY = re.compile(
+    r"(Missing credentials|api_key client option must be set)|Could not resolve authentication method"
+)
+"""Messages of OpenAI's SDKs, the group, and of Anthropic's, for a client without a key."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 

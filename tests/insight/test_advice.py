@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
 from lightning_core.insight.advice import TINY_KNOWS, nothing_earned
 from lightning_core.insight.failures import group_failures, reason_of, with_hint
 from lightning_core.types import Call, Choice, Status
@@ -56,3 +62,19 @@ def test_failures_after_a_reply_that_was_cut_are_one_kind_with_a_hint() -> None:
     whole = with_hint(errors[0], [cut(0), call(0, 1)])
     assert whole == errors[0], "its last reply was whole"
     assert reason_of(rollout(0, None, status=Status.FAILED, error=whole)).hint is None
+
+
+def test_a_client_without_a_key_is_told_that_any_value_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(openai.OpenAIError) as of_openai:
+        openai.OpenAI()
+    said: Any = [{"role": "user", "content": "hi"}]
+    with anthropic.Anthropic() as client, pytest.raises(TypeError) as of_anthropic:
+        client.messages.create(model="m", max_tokens=5, messages=said)
+    for problem, name in ((of_openai.value, "OPENAI_API_KEY"), (of_anthropic.value, "ANTHROPIC_API_KEY")):
+        error = with_hint(f"{type(problem).__name__}: {problem}\n  at app.py:3 in solve", [])
+        reason = reason_of(rollout(0, None, status=Status.FAILED, error=error))
+        assert reason.hint is not None
+        assert reason.hint.endswith(f"export {name}=none")
+        assert reason.place == "app.py:3 in solve"
