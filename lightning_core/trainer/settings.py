@@ -37,7 +37,7 @@ MODELS: Final = (
     'on the hub such as "Qwen/Qwen3-0.6B"; "tiny" writes only the queries of examples/sql, for a trial. On '
     "the command line: --set model=...; which model suits: docs/own-model.md"
 )
-"""What `model` can be, for someone who named none."""
+"""The models that one can name, for someone who named none."""
 REMOTE_ROLES: Final[tuple[Role, ...]] = ("gateway", "runner")
 """Roles that other processes can play; the trainer's is here."""
 
