@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -19,12 +21,15 @@ from lightning_core.cli.serving import say
 from lightning_core.cli.training import SET, call_once, read_launch
 from lightning_core.credit.base import Baseline, Scale
 from lightning_core.errors import ConfigError
+from lightning_core.insight.advice import nothing_earned
 from lightning_core.insight.verdict import say as number
-from lightning_core.insight.why import Other, WhatIf, read_why, reasons_of, what_if
+from lightning_core.insight.why import Other, Step, WhatIf, read_why, reasons_of, what_if
 from lightning_core.plugins import load_plugins
 from lightning_core.terminal import Terminal
 from lightning_core.trace import read_traces
 from lightning_core.trainer.parts import make_credit
+from lightning_core.trainer.report import model_name
+from lightning_core.trainer.settings import TINY
 from lightning_core.trainer.trainer import Trainer
 
 MOVED: Final = 20
@@ -67,12 +72,18 @@ def try_script(
 
 
 async def _show_all(folder: Path, full: bool) -> None:
-    """Every rollout of the run as a tree."""
+    """Every rollout of the run as a tree, and what to try where none earned anything."""
     console = Terminal()
     async with open_run(folder) as (store, run_id):
-        traces = await read_traces(store, await find_rollouts(store, run_id))
+        rollouts = await find_rollouts(store, run_id)
+        traces = await read_traces(store, rollouts)
+        calls = await store.get_calls([one.id for one in rollouts])
+        run = await store.find_run(run_id)
     for trace in traces:
         console.print(rollout_tree(trace, {}, full=full))
+    tiny = run is not None and model_name(run) == TINY
+    if (advice := nothing_earned(rollouts, calls, tiny=tiny)) is not None:
+        console.print(advice, markup=False, highlight=False, soft_wrap=True)
 
 
 def why(
@@ -132,31 +143,21 @@ async def _show_what_if(path: Path, step: int, other: Other) -> None:
         recorded, method, _ = await read_why(store, run_id, step - 1)
     made = what_if(recorded, method, other)
     console = Terminal()
-    console.print(_moves(made))
-    console.print(_conclusion(made), soft_wrap=True, markup=False, highlight=False)
+    console.print(_moves(made, recorded))
+    console.print(f"{made.conclusion} {made.note}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _moves(made: WhatIf) -> Table:
-    """The calls that move most, with the advantage that they got and would have got."""
-    table = Table(title="advantages as they were, and as they would have been")
-    for column in ("rollout", "call", "agent", "was", "would be"):
-        table.add_column(
-            column, justify="right" if column in ("was", "would be") else "left", overflow="fold"
-        )
-    for change in [one for one in made.changes if one.size][:MOVED]:
-        rollout, call, _ = change.key
+def _moves(made: WhatIf, step: Step) -> Table:
+    """The replies that move most, with the advantage that they got and would have got."""
+    table = Table(title="advantages, as they were and would be", box=SIMPLE_HEAD)
+    for column in ("rollout", "agent", "reply", "was", "would be"):
+        side: JustifyMethod = "right" if column in ("was", "would be") else "left"
+        table.add_column(column, justify=side, no_wrap=column != "reply", overflow="ellipsis")
+    for change in made.moved[:MOVED]:
         values = ("none" if one is None else number(one) for one in (change.before, change.after))
-        table.add_row(*map(Text, (rollout, call, change.agent, *values)))
+        reply = Text(" ".join(step.reply(change.key).split()), no_wrap=True, overflow="ellipsis")
+        table.add_row(Text(change.key[0]), Text(change.agent), reply, *map(Text, values))
     return table
-
-
-def _conclusion(made: WhatIf) -> str:
-    moved = [one for one in made.changes if one.size > 1e-9]
-    turned = sum((one.before or 0.0) * (one.after or 0.0) < 0 for one in moved)
-    return (
-        f"{len(moved)} of {len(made.changes)} calls would get another advantage, {turned} of them one of the "
-        f"other sign. {made.note}"
-    )
 
 
 def report(run: _Run) -> None:

@@ -316,10 +316,20 @@ def _rollout(rollout: Rollout) -> Text:
     reward = "" if rollout.reward is None else f", reward {rollout.reward:+.3f}"
     line = Text.assemble(
         (f"rollout {rollout.id}", "bold"),
-        f"  task {_short(task_name(rollout.task), False)}, {rollout.split}, step {rollout.step_number}, "
-        f"attempt {rollout.attempts} of {rollout.max_attempts}: {rollout.status}{reward}",
+        f"  task {_short(task_name(rollout.task), False)}, {_place(rollout)}: {rollout.status}{reward}",
     )
     return line.append(f"\n{rollout.error}", _BAD) if rollout.error else line
+
+
+def _place(rollout: Rollout) -> str:
+    """Which step or evaluation asked for it, and which attempt it is after a retry."""
+    place = f"train, step {rollout.step_number}"
+    if rollout.split == "validation":
+        how = "greedy" if rollout.sampling.temperature == 0 else "sampled"
+        made = rollout.step_number
+        place = f"{how}, after {made} update{'s' * (made != 1)}"
+    retried = rollout.attempts > 1
+    return place + f", attempt {rollout.attempts} of {rollout.max_attempts}" * retried
 
 
 def _call(call: Call, full: bool, policy: str | None) -> Text:

@@ -15,7 +15,6 @@ import typer
 import typer.core
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -167,6 +166,13 @@ def plugins() -> None:
         console.print(Text.assemble(("broken", "red"), f" {name}: {problem}"), soft_wrap=True)
 
 
+COLUMNS: Final = ("run", "status", "steps", "reward", "model", "disk", "script", "age")
+WIDE: Final = 100
+"""Characters of a terminal from which on the list of runs has room for scripts that differ."""
+TRAINING: Final = " *"
+"""Stands behind a reward of training."""
+
+
 # what the verbs do ------------------------------------------------------------------------
 async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
     """One line for each run at these paths, the newest first."""
@@ -176,14 +182,22 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
         said = f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT"
         console.print(said, markup=False)
         return
-    table = Table(title=escape(f"runs in {folder}"), box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in ("run", "status", "steps", "reward", "model", "disk", "script", "age"):
-        side: JustifyMethod = "right" if column in ("steps", "disk", "age") else "left"
-        whole = column not in ("model", "script")
-        table.add_column(column, justify=side, no_wrap=whole, overflow="fold")
-    for line in sorted(lines, key=lambda line: line.created_at, reverse=True):
-        table.add_row(*map(Text, line.cells), style="red" if line.status in {*BROKEN, "unreadable"} else None)
+    lines.sort(key=lambda line: line.created_at, reverse=True)
+    columns = {name: [line.cells[place] for line in lines] for place, name in enumerate(COLUMNS)}
+    same = {name: columns.pop(name)[0] for name in ("model", "script") if len(set(columns[name])) == 1}
+    if console.width < WIDE:
+        columns.pop("script", None)
+    title = f"runs in {folder}" + "".join(f", {name} {value}" for name, value in same.items())
+    console.print(Text(title, "table.title"), soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        side: JustifyMethod = "right" if name in ("steps", "disk", "age") else "left"
+        table.add_column(name, justify=side, no_wrap=name not in ("model", "script"), overflow="fold")
+    for line, *cells in zip(lines, *columns.values(), strict=True):
+        table.add_row(*map(Text, cells), style="red" if line.status in {*BROKEN, "unreadable"} else None)
     console.print(table)
+    if any(line.reward.endswith(TRAINING) for line in lines):
+        console.print(f"{TRAINING.strip()} training reward; the others are held-out, greedy")
     console.print(f"{gib(sum(line.disk for line in lines))} on disk; `agentlightning runs prune` frees some")
 
 
@@ -237,7 +251,7 @@ async def read_line(path: Path) -> RunLine:
 def _reward(change: Change | None) -> str:
     if change is None:
         return "-"
-    return f"{say(change.first)} → {say(change.last)}" + " (training)" * (change.kind == "training")
+    return f"{say(change.first)} → {say(change.last)}" + TRAINING * (change.kind == "training")
 
 
 def describe_age(seconds: float) -> str:

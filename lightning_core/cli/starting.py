@@ -104,7 +104,8 @@ def init(
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text)
-    steps = [*_missing(starter), f"cd {folder}", "agentlightning train train.py"]
+    change = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
+    steps = [*_missing(starter), *change, "agentlightning try train.py", "agentlightning train train.py"]
     say(f"wrote {', '.join(files)} in {str(folder)!r}; next:\n  " + "\n  ".join(steps))
 
 

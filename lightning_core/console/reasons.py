@@ -16,7 +16,6 @@ from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
-from lightning_core import transcript
 from lightning_core.air.base import AIR
 from lightning_core.console.asking import PageRequest
 from lightning_core.credit.base import Baseline, Credit, Scale
@@ -34,7 +33,6 @@ from lightning_core.insight.why import (
 )
 from lightning_core.trainer.parts import make_credit, make_rulebook
 from lightning_core.trainer.report import task_text
-from lightning_core.types import Call
 
 _CHANGES: Final = 20
 """Transitions that a what-if lists, those that move most."""
@@ -166,16 +164,10 @@ def load_rewards(place: str | None) -> dict[str, RewardFunction]:
 
 
 def _difference(made: WhatIf, step: Step) -> dict[str, Any]:
-    moved = [change for change in made.changes if change.size > 1e-9]
-    ends = [(change.before or 0.0, change.after or 0.0) for change in moved]
-    calls = {(call.rollout_id, call.id): call for each in step.calls.values() for call in each}
     rewards = {one.id: one.reward for one in step.rollouts}
     return {
-        "of": len(made.changes),
-        "moved": len(moved),
-        "turned": sum(before * after < 0 for before, after in ends),
-        "begun": sum(not before for before, _ in ends),
-        "ended": sum(not after for _, after in ends),
+        "moved": len(made.moved),
+        "conclusion": made.conclusion,
         "credited": [_credited(made.before), _credited(made.after)],
         "note": made.note,
         "changes": [
@@ -184,18 +176,13 @@ def _difference(made: WhatIf, step: Step) -> dict[str, Any]:
                 "call": change.key[1],
                 "agent": change.agent,
                 "reward": rewards[change.key[0]],
-                "reply": _reply(calls.get(change.key[:2]), change.key[2]),
+                "reply": step.reply(change.key),
                 "before": change.before,
                 "after": change.after,
             }
-            for change in moved[:_CHANGES]
+            for change in made.moved[:_CHANGES]
         ],
     }
-
-
-def _reply(call: Call | None, choice: int) -> str:
-    said = transcript.replies(call) if call else []
-    return transcript.text(said[choice : choice + 1])
 
 
 def _credited(answers: Answers) -> int:

@@ -24,6 +24,7 @@ from lightning_core.console.shelf import TRIAL, TRIED
 from lightning_core.errors import ConfigError
 from lightning_core.insight.compare import compare_trials
 from lightning_core.insight.failures import group_failures
+from lightning_core.insight.standing import state_of
 from lightning_core.plugins import Plugins
 from lightning_core.prompts import read_declared
 from lightning_core.stores.base import Store, get_run
@@ -194,10 +195,9 @@ async def _trial(question: PageRequest, store: Store, trial: Run) -> dict[str, A
     failed = [_failures(arm) for arm in arms]
     played = [arm if told["failed"] < len(arm) else [] for arm, told in zip(arms, failed, strict=True)]
     playing = question.shelf.trials.get(trial.id)
-    lost = trial.status == "running" and (playing is None or playing.done())
     return {
         "id": trial.id,
-        "status": "killed" if lost else trial.status,
+        "status": state_of(trial, (), held=playing is not None and not playing.done()),
         "created_at": trial.created_at,
         "arms": trial.config["arms"],
         "problem": trial.config.get(PROBLEM, ""),

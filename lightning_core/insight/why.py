@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
+from lightning_core import transcript
 from lightning_core.air.base import Records
 from lightning_core.air.reading import read_records
 from lightning_core.air.rulebook import Rulebook, is_automatic
@@ -80,6 +81,12 @@ class Step:
         """Returns the trainer's credit of each transition."""
         every = (one for some in self.credited.values() for one in some)
         return {(one.rollout_id, one.call_id, one.choice): one for one in every}
+
+    def reply(self, key: Key) -> str:
+        """Returns the text that a transition trains on; "" for a call that is not there."""
+        rollout_id, call_id, choice = key
+        call = next((one for one in self.calls.get(rollout_id, ()) if one.id == call_id), None)
+        return "" if call is None else transcript.text(transcript.replies(call)[choice : choice + 1])
 
     def weights(self) -> dict[Key, float] | None:
         """The weight of a token of each transition in the loss; None if the trainer has not credited it."""
@@ -302,6 +309,29 @@ class WhatIf:
     changes: tuple[AdvantageChange, ...]
     """One for each transition of either, the one that moves most first."""
     note: str = LATER
+
+    @property
+    def moved(self) -> list[AdvantageChange]:
+        """The transitions that would have another advantage, the one that moves most first."""
+        return [one for one in self.changes if one.size > _SAME]
+
+    @property
+    def conclusion(self) -> str:
+        """How many calls would have another advantage, and in which way, in one sentence."""
+        ends = [(one.before or 0.0, one.after or 0.0) for one in self.moved]
+        if not ends:
+            return "Nothing changes: every call keeps its advantage."
+        counts = {
+            "would be pushed the other way": sum(before * after < 0 for before, after in ends),
+            "would teach that taught nothing": sum(not before for before, _ in ends),
+            "would teach nothing": sum(not after for _, after in ends),
+        }
+        ways = [f"{count} {way}" for way, count in counts.items() if count]
+        return (
+            f"{len(ends)} of {len(self.changes)} calls would have another advantage "
+            f"({len(ends) / len(self.changes):.0%}): "
+            f"{', '.join(ways) or 'each in the same direction, with another strength'}."
+        )
 
 
 RewardFunction = Callable[[Records], float | None]

@@ -159,6 +159,12 @@ def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: Credi
     }
 
 
+def had_signal(values: Mapping[str, float]) -> bool:
+    """Whether a step's numbers have a group that told its rollouts apart."""
+    equal = values.get("zero_variance_groups", 0.0) + values.get("unusable_groups", 0.0)
+    return equal < values.get("groups", 0.0)
+
+
 def _reward_numbers(rewards: Sequence[float]) -> dict[str, float]:
     if not rewards:
         return {}

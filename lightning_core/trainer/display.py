@@ -48,6 +48,8 @@ class Display(Observer):
         self._training: TaskID | None = None
         self._phase: TaskID | None = None
         self._recent: list[float] = []
+        self._resumed: int | None = None
+        """The first step after a resume: its rollouts may be older, so it has no rate."""
         self._ended: set[str] = set()
         """Rollouts that have ended before they were waited for."""
         self._awaited: set[str] = set()
@@ -75,6 +77,8 @@ class Display(Observer):
         first = len(history)
         if first:
             self.note(f"resuming after step {first}")
+            self._resumed = history[-1].step + 1
+            self._recent = [one.values["reward"] for one in history if "reward" in one.values][-WIDTH:]
         self._training = self._progress.add_task("training", total=self._steps, completed=first, note="")
         self._phase = self._progress.add_task("", total=None, note="")
 
@@ -114,20 +118,24 @@ class Display(Observer):
             self._progress.update(self._phase, description=f"  step {step + 1}", note="update")
 
     async def step_ended(self, metrics: Metrics) -> None:
-        """Show the mean reward of the last five steps that had rollouts, tokens per second and failures."""
-        values, note = metrics.values, ""
+        """Show the mean reward of the step and of the last five, tokens per second and failures."""
+        values, reward, note = metrics.values, "", ""
         if "reward" in values:
             self._recent = [*self._recent[1 - WIDTH :], values["reward"]]
-            note = f"training reward {say(fmean(self._recent))}  {_rate(values):,.0f} tok/s"
+            reward = f"training reward {say(values['reward'])}"
+            if metrics.step != self._resumed or values.get("staleness_bound"):
+                note = f"  {_rate(values):,.0f} tok/s"
         if stale := describe_staleness(values.get("staleness_mean", 0.0), values.get("staleness_max", 0.0)):
             note += f"  {stale}"
         if failures := values.get("failures"):
             note += f"  [red]{failures:.0f} failed[/red]"
         if self._training is not None:
-            self._progress.update(self._training, advance=1, note=note)
+            self._progress.update(self._training, advance=1, note=reward + note)
             if not self.console.is_terminal:  # where no bar moves, as in a log
                 done = round(self._progress.tasks[self._training].completed)
-                self._print(f"step {done} of {self._steps}  {note}".rstrip())
+                if reward and len(self._recent) > 1:
+                    reward += f" (mean of {len(self._recent)} steps {say(fmean(self._recent))})"
+                self._print(f"step {done} of {self._steps}  {reward}{note}".rstrip())
 
     def evaluated(self, result: Evaluation) -> None:
         tasks = result.detail["sampled"].tasks

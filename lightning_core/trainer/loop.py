@@ -21,7 +21,7 @@ from lightning_core.insight.verdict import missing_agents, seen_agents
 from lightning_core.plugins import install_command
 from lightning_core.prompts import ALL
 from lightning_core.trainer import discovery
-from lightning_core.trainer.batch import StepBatch, step_numbers
+from lightning_core.trainer.batch import StepBatch, had_signal, step_numbers
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.report import evaluation, find_evaluation
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 256
 """Rollouts: an agent that acts in one of fifty is missing from all of them in one run of 180."""
+SOLVED: Final = "two evaluations in a row solved every held-out task (stop_when_solved=False goes on)"
 ALIKE = 0.82
 """Ratio of matching letters from which on two names look alike: two letters swapped in a name of six."""
 
@@ -58,6 +59,8 @@ class Loop:
         self.validation = validation
         self._referenced: int | None = None
         """First step of the phase whose start is the reference; None: the run's."""
+        self._equal = 0
+        """Updates in a row in which no group told its rollouts apart."""
         self._stopwatch = Stopwatch(session.backend)
         """Measures the time since the last step, or the last evaluation, ended."""
 
@@ -69,6 +72,8 @@ class Loop:
         total, between = self.settings.total_steps, self.settings.evaluations_between
         self.agent_names.remember(history)
         self.updater.recall(history)
+        for entry in history:
+            self._count_equal(entry)
         if self.settings.served_model is not None and (note := await self.versions.begin(first, total)):
             self.observers.note(note)
         if self.settings.prompts == ALL and not self.session.prompts:
@@ -76,11 +81,11 @@ class Loop:
         if first == 0:
             await self.evaluate(0)
         for step in range(first, total):
-            if step in between:
-                result = await self.evaluate(step)
-                if result is not None and await self._is_solved(step - between.step, step):
-                    await self._end_early(step, result)
-                    return
+            stuck = self._is_stuck(step)
+            result = await self.evaluate(step) if stuck or step in between else None
+            if stuck or (result is not None and await self._is_solved(step - between.step, step)):
+                await self._end_early(step, result, self._why_stuck() if stuck else SOLVED)
+                return
             await self.step(step)
         if total:
             await self.evaluate(total)
@@ -92,16 +97,33 @@ class Loop:
         found = [await find_evaluation(self.session.store, self.run_id, step, None) for step in steps]
         return all(each is not None and each.detail["greedy"].solved for each in found)
 
-    async def _end_early(self, step: int, result: Evaluation) -> None:
+    def _count_equal(self, entry: Metrics) -> None:
+        """Count the updates in a row without a signal. Those from demonstrations have no groups."""
+        if "groups" in entry.values:
+            self._equal = 0 if had_signal(entry.values) else self._equal + 1
+
+    def _is_stuck(self, step: int) -> bool:
+        """Whether the last phase had no signal in its last `stop_when_stuck` updates before `step`."""
+        patience = self.settings.stop_when_stuck
+        if patience is None or self._equal < patience:
+            return False
+        last = self.session.phases[-1]
+        return last.end == self.settings.total_steps and step - last.first >= patience
+
+    def _why_stuck(self) -> str:
+        return (
+            f"in {self._equal} updates in a row all rollouts of every task got the same reward "
+            "(stop_when_stuck=None goes on)"
+        )
+
+    async def _end_early(self, step: int, result: Evaluation | None, why: str) -> None:
         """Keep the state after `step` updates, and take back rollouts that later updates asked for."""
         await withdraw(self.session.store, self.run_id, step, step)
         if step % self.settings.checkpoint_every:
             await self.versions.checkpoint(step)
-            await self.versions.evaluated(result)
-        self.observers.note(
-            f"ended after {step} of {self.settings.total_steps} updates: two evaluations in a row solved "
-            "every held-out task (stop_when_solved=False goes on)"
-        )
+            if result is not None:
+                await self.versions.evaluated(result)
+        self.observers.note(f"ended after {step} of {self.settings.total_steps} updates: {why}")
 
     async def _find_prompts(self) -> None:
         """Once in a run, before anything else: from then on it is as if they had been declared."""
@@ -134,6 +156,7 @@ class Loop:
         }
         metrics = Metrics(run_id=self.run_id, step=step, values=values)
         await self.session.store.put_metrics(metrics)
+        self._count_equal(metrics)
         self._stopwatch.start()
         await self.versions.sampled(batch.trajectories)
         await self.checkpoint(step + 1)

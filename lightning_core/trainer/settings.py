@@ -145,6 +145,9 @@ class Settings:
     stop_when_solved: bool = True
     """End early once two evaluations in a row solve every held-out task: greedy, each with a reward of 1, and
     no reward other than 0 and 1. It needs evaluations in between."""
+    stop_when_stuck: int | None = 10
+    """End early after so many updates in a row in which all rollouts of every task got the same reward, so
+    that no reply was better than another. None goes on. Of several phases only the last is watched."""
     export_best: bool = True
     """Export the trained version with the highest greedy held-out reward, the newest of equals, and make it
     the current one. False: the last version. Evaluations in between give a choice."""
@@ -173,6 +176,7 @@ class Settings:
             "concurrency": 1,
             "checkpoint_every": 1,
             "evaluate_every": 1,
+            "stop_when_stuck": 1,
             "keep_checkpoints": 1,
         }
         for name, least in counts.items():

@@ -31,7 +31,7 @@ from lightning_core.algorithms.entropy import measure_entropies
 from lightning_core.backends.base import Backend, Batch
 from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
-from lightning_core.trainer.batch import StepBatch, read_batch
+from lightning_core.trainer.batch import StepBatch, had_signal, read_batch
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.session import Session
 from lightning_core.transitions import last_planned
@@ -71,8 +71,7 @@ class Updater:
                 for name, value in each.values.items()
                 if name.startswith("agent/") and name.endswith("/entropy")
             }
-            equal = each.values.get("zero_variance_groups", 0) + each.values.get("unusable_groups", 0)
-            if self._first is None and equal < each.values.get("groups", 0):
+            if self._first is None and had_signal(each.values):
                 self._first = each.step
 
     async def credit(

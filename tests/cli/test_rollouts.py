@@ -124,7 +124,7 @@ def test_a_rollout_is_shown_as_a_tree(run: Path, command: Command) -> None:
     shown = command("show", run, "--rollout", "small-t0-0-0")
     lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
     assert lines[0].startswith(
-        "rollout small-t0-0-0  task task-0[test], train, step 1, attempt 1 of 1: succeeded, reward +0.500"
+        "rollout small-t0-0-0  task task-0[test], train, step 1: succeeded, reward +0.500"
     )
     assert "1 of 5 LLM calls were refused, the first, of agent 'writer', with: no such option" in lines[1]
     marks = [
@@ -254,6 +254,20 @@ def test_full_shortens_nothing(
     assert "…" not in command("show", run, "--rollout", "best", "--full")
     monkeypatch.setenv("COLUMNS", "60")
     assert "small-t0-0-1" in command("show", run, "--full"), "ids are whole on a narrow terminal"
+
+
+def test_a_run_is_one_line_of_80_characters(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["20260101-120000", "20260101-120001"]
+    for name in names:
+        shutil.copytree(run, tmp_path / name)
+    monkeypatch.setenv("COLUMNS", "80")
+    title, header, _, *lines = command("runs", tmp_path).splitlines()
+    assert title.startswith(f"runs in {tmp_path}, model ")
+    assert header.split() == ["run", "status", "steps", "reward", "disk", "age"]
+    assert sorted(line.split()[0] for line in lines[:2]) == names
+    assert all(len(line) <= 80 for line in lines[:2])
 
 
 def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None:

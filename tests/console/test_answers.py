@@ -88,7 +88,7 @@ async def test_the_list_has_the_steps_and_rewards_of_the_terminal_s(tmp_path: Pa
     assert (run["steps"], run["rewards"]) == (3, [0.25, 0.75])
     assert run["change"] == {"kind": "training", "first": 0.25, "last": 0.75, "steps": 1}
     line = await read_line(folder)
-    assert (line.steps, line.reward) == (3, "0.25 → 0.75 (training)")
+    assert (line.steps, line.reward) == (3, "0.25 → 0.75 *")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"run": "x"}', "\xff"])

@@ -15,7 +15,7 @@ import pytest
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trace import read_traces
 from lightning_core.types import Call, Rollout
-from tests.console.conftest import STEPS, command, opening
+from tests.console.conftest import JOB, STEPS, command, opening, serving
 
 T = TypeVar("T")
 SHORT = ("finished/why", "finished/sandbox")
@@ -154,7 +154,12 @@ def test_every_control_has_a_name(browser: Any, address: str, finished: Path) ->
             assert unnamed == []
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+CUT = """() => [...document.querySelectorAll('.scroll')].filter((one) =>
+    one.scrollWidth > one.clientWidth).length"""
+"""Tables of which a part is out of sight."""
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_is_wider_than_the_screen(
     browser: Any, address: str, finished: Path, width: int, scheme: str
@@ -166,6 +171,19 @@ def test_no_page_is_wider_than_the_screen(
             page.locator("main h1").first.wait_for(state="attached")
             page.wait_for_timeout(300)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert width < 800 or page.evaluate(CUT) == 0, place
+
+
+def test_a_run_that_ended_earlier_shows_its_own_last_value(
+    browser: Any, finished: Path, tmp_path: Path
+) -> None:
+    for name, steps in (("long", 2), ("short", 1)):
+        given = (str(JOB), "--folder", str(tmp_path / name), "--steps", str(steps))
+        subprocess.run(command("train", *given), check=True, capture_output=True)
+    with serving(str(tmp_path)) as printed, opening(browser, at(printed, "long/compare")) as page:
+        legend = page.locator("figure.chart", has_text="Training reward of each step").locator(".u-legend")
+        legend.get_by_text("(step 1)").wait_for()
+        assert [text.split(":")[0] for text in legend.inner_text().splitlines() if "(step 1)" in text]
 
 
 def test_a_saved_page_opens_from_disk_and_holds_its_rollouts(

@@ -215,16 +215,30 @@ def test_the_disk_is_read_with_its_checkpoints(tmp_path):
     assert 0 < space.free <= shutil.disk_usage(tmp_path).total
 
 
+async def test_a_resumed_run_knows_its_last_rewards_and_no_rate_of_rollouts_that_were_there():
+    console = Console(file=io.StringIO(), width=200)
+    values = {"reward": 0.5, "collect_seconds": 1.0, "agent/a/completion_tokens": 70.0}
+    before = [Metrics(run_id="r", step=step, values={"reward": 0.25}) for step in range(7)]
+    with Display(enabled=True, steps=9, console=console) as display:
+        display.start(Run(id="r"), before)
+        for step in (7, 8):
+            await display.step_ended(Metrics(run_id="r", step=step, values=values))
+        said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert "step 8 of 9  training reward 0.5 (mean of 5 steps 0.3)" in said
+    assert "step 9 of 9  training reward 0.5 (mean of 5 steps 0.35)  70 tok/s" in said
+
+
 async def test_without_a_terminal_each_step_is_a_line():
     console = Console(file=io.StringIO(), width=200)
     with Display(enabled=True, steps=2, console=console) as display:
         display.start(Run(id="r"), [])
-        values = {"reward": 0.5, "collect_seconds": 1.0}
-        for step in range(2):
+        for step, reward in enumerate([0.25, 0.75]):
+            values = {"reward": reward, "collect_seconds": 1.0}
             await display.step_ended(Metrics(run_id="r", step=step, values=values))
         said = console.file.getvalue()  # type: ignore[attr-defined]
     assert [line.split("  ")[0] for line in said.splitlines() if line.startswith("step")] == [
         "step 1 of 2",
         "step 2 of 2",
     ]
-    assert "training reward 0.5" in said
+    assert "training reward 0.25  " in said
+    assert "training reward 0.75 (mean of 2 steps 0.5)  " in said

@@ -21,8 +21,9 @@ EVALUATION = 2 * HELD_OUT
 """Rollouts of an evaluation: each task sampled and greedy."""
 
 
-def fit(folder: Path, held_out: list[float], **settings: Any) -> Summary:
-    """Train; `held_out` are the rewards of the evaluations in turn; the last one repeats."""
+def fit(folder: Path, held_out: list[float], equal_from: int | None = None, **settings: Any) -> Summary:
+    """Train; `held_out` are the rewards of the evaluations in turn; the last one repeats. The rewards of
+    training differ, but not from update `equal_from` on."""
     counts: Counter[str] = Counter()
 
     async def solve(task: lightning.Task) -> float:
@@ -35,7 +36,7 @@ def fit(folder: Path, held_out: list[float], **settings: Any) -> Summary:
         begun = counts[task.split]
         counts[task.split] += 1
         if task.split == "train":
-            return begun % 2
+            return 0 if equal_from is not None and begun >= 2 * equal_from else begun % 2
         return held_out[min(begun // EVALUATION, len(held_out) - 1)]
 
     given: dict[str, Any] = {
@@ -58,6 +59,26 @@ def test_a_run_ends_once_two_evaluations_in_a_row_solve_every_held_out_task(tmp_
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000004"]
     again = fit(folder, [0], steps=6, evaluate_every=1, checkpoint_every=3, resume=True)
     assert (again.steps, again.after) == (4, summary.after)
+
+
+def test_a_run_ends_after_so_many_updates_in_a_row_without_a_signal(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = {"steps": 9, "stop_when_stuck": 3, "checkpoint_every": 4}
+    summary = fit(folder, [0.5], equal_from=2, **settings)
+    assert summary.steps == 5  # two updates with a signal, three without
+    assert summary.after is not None
+    assert (summary.after.step, summary.after.greedy) == (5, 0.5)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000005"]
+    assert fit(folder, [0.5], equal_from=0, **settings, resume=True).steps == 5
+    on = fit(folder, [0.5], equal_from=0, **(settings | {"stop_when_stuck": None}), resume=True)
+    assert on.steps == 9
+
+
+def test_a_phase_without_a_signal_does_not_end_the_phases_after_it(tmp_path: Path) -> None:
+    grpo = lightning.GRPO(group_size=2, tasks_per_step=1)
+    phases = [lightning.Phase(grpo, steps=3), lightning.Phase(grpo, steps=4)]
+    summary = fit(tmp_path / "run", [0.5], equal_from=0, stop_when_stuck=2, algorithm=phases)
+    assert summary.steps == 5  # the two first of the last phase
 
 
 @pytest.mark.parametrize("settings", [{"stop_when_solved": False}, {}])

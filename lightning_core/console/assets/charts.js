@@ -18,6 +18,14 @@ export function chart(title, steps, series, { height = 190, unit = "", onstep = 
   const element = h("figure.chart", { role: "group", "aria-label": title }, h("figcaption", {}, h("b", {}, term(word, title)), note), holder);
   let plot = null, shape = "";
 
+  /** A value of the legend. Without the mouse a series that ends earlier shows its own last one. */
+  function told(made, value, index) {
+    const there = (v) => v !== null && v !== undefined;
+    if (there(value)) return num(value) + unit;
+    const at = made.cursor.idx == null ? made.data[index].findLastIndex(there) : -1;
+    return at < 0 ? "–" : `${num(made.data[index][at])}${unit} (step ${made.data[0][at]})`;
+  }
+
   function options(width) {
     const line = colour("--line"), quiet = colour("--quiet");
     const axis = { stroke: quiet, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
@@ -37,7 +45,7 @@ export function chart(title, steps, series, { height = 190, unit = "", onstep = 
         { ...axis, size: 46, gap: 3, values: (_, at) => at.map((v) => num(v, at.length > 1 && at[1] - at[0] < 0.01 ? 3 : 2)) }],
       series: [{ label: "step", value: (_, v) => v ?? "–" }, ...series.map((one) => ({
         label: one.label, stroke: colour(one.colour), width: one.width ?? 1.5, dash: one.dash,
-        spanGaps: true, value: (_, v) => (v === null || v === undefined ? "–" : num(v) + unit),
+        spanGaps: true, value: told,
         points: { show: one.points || undefined, size: one.points ? 7 : 4, fill: colour(one.colour) },
         paths: one.points && !one.dash ? () => null : undefined,
         band: one.band,

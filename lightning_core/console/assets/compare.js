@@ -4,7 +4,7 @@ import { h, num, reward, section, short, signed, table } from "console/dom.js";
 import { ask, live } from "console/net.js";
 import { chart } from "console/charts.js";
 
-const TITLES = { reward: "Reward", entropy: "Entropy, nats per token", grad_norm: "Gradient norm" };
+const TITLES = { reward: "Training reward of each step", entropy: "Entropy, nats per token", grad_norm: "Gradient norm" };
 
 export async function show(place, known) {
   const script = known.find((one) => one.name === place.run)?.script;

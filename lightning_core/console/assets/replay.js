@@ -58,7 +58,7 @@ function heading(rollout, place) {
     rollout.peers.map((one) => link(known("rollout", { run: place.run, id: one.id }), { href: `#/${run}/rollout/${encodeURIComponent(one.id)}`, title: one.id, "aria-current": one.id === rollout.id ? "page" : null },
       one.status === "failed" ? "failed" : reward(one.reward))));
   const facts = [
-    `step ${rollout.split === "train" ? rollout.step + 1 : `after ${rollout.step}`}`,
+    rollout.split === "train" ? `step ${rollout.step + 1}` : `after ${num(rollout.step)} update${rollout.step === 1 ? "" : "s"}`,
     rollout.split === "train" ? "train" : rollout.greedy ? "held out, greedy" : "held out, sampled",
     rollout.status, `attempt ${rollout.attempts}`, `${num(rollout.calls)} call${rollout.calls === 1 ? "" : "s"}`, `${num(rollout.tokens)} tokens`,
     rollout.version !== null && `version ${rollout.version}`, lasting(rollout.seconds),

@@ -1,6 +1,6 @@
 // The rewards of a step by group, what each taught, and what would have been with other settings.
 
-import { fill, h, link, num, percent, section, short, table } from "console/dom.js";
+import { fill, h, link, num, section, short, table } from "console/dom.js";
 import { ask, known, live } from "console/net.js";
 import { credit, strip } from "console/replay.js";
 import { term } from "console/terms.js";
@@ -34,10 +34,17 @@ export async function show(place) {
   return {
     element: h("div", {}, h("h1", {}, "Why"), picker,
       h("p", {}, "Each line is a ", term("group"), ": the rollouts of one task, with the ", term("return"), " of each. ", `${told} of ${found.groups.length} groups had different ones, and only those teach. Click a number to see the rollout, and why each of its calls got its `, term("advantage"), "."),
-      h("p.quiet", {}, term("credit method"), ` ${method.toLowerCase()}${found.method.about ? `: ${found.method.about.replace(/^[^:]*: /, "")}` : ""} `, term("baseline"), ` ${found.method.baseline}, `, term("spread", "scale"), ` ${found.method.scale}.`),
+      h("p.quiet", {}, term("credit method"), ` ${method.toLowerCase()}${found.method.about ? `: ${found.method.about.replace(/^[^:]*: /, "")}` : ""} `, ...divided(found.method)),
       found.groups.length ? groups(found.groups, place.run) : h("p.quiet", {}, `The run has no step ${Number(step) + 1}.`), live && section("What if", form, answer)),
     shown: () => { if (live && ASKED.some((name) => place.query.get(name))) whatIf(form); },
   };
+}
+
+/** What is subtracted from a reward and what the difference is divided by, as words where the method has its own. */
+function divided({ baseline, scale }) {
+  const less = { mean: "the mean", leave_one_out: "the mean of the others" };
+  const by = { std: "the standard deviation", batch: "that of the whole step" };
+  return [term("baseline"), `: ${less[baseline] ?? baseline}. `, term("spread"), `: ${by[scale] ?? scale}.`];
 }
 
 function groups(found, name) {
@@ -50,16 +57,9 @@ function groups(found, name) {
     ]));
 }
 
-/** What the other settings would have meant, in words. */
-function conclusion({ of, moved, turned, begun, ended }) {
-  if (!moved) return "Nothing changes: every call keeps its advantage.";
-  const parts = [turned && `${num(turned)} would be pushed the other way`, begun && `${num(begun)} would teach that taught nothing`, ended && `${num(ended)} would teach nothing`].filter(Boolean);
-  return `${num(moved)} of ${num(of)} calls would have another advantage (${percent(moved / of)}): ${parts.join(", ") || "each in the same direction, with another strength"}. The ${Math.min(20, moved)} that move most:`;
-}
-
 function changes(made, run) {
   return [
-    h("p", { role: "status" }, conclusion(made), " ",
+    h("p", { role: "status" }, made.conclusion, made.changes.length ? ` The ${made.changes.length} that move most: ` : " ",
       h("span.quiet", {}, made.note)),
     made.changes.length ? table("Changes", [["agent", ""], ["reply", "wide"], ["reward", "right"], ["advantage before", "right"], ["after", "right"], ["moved by", "right"], ["rollout", ""]],
       made.changes.map((one) => [one.agent, h("span.mono", { title: one.reply }, short(one.reply, 70)), num(one.reward), one.before === null ? "none" : credit(one.before), one.after === null ? "none" : credit(one.after),
