@@ -12,6 +12,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.raw import exchange
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
@@ -130,6 +131,36 @@ async def test_streamed_tool_calls_have_rising_indexes() -> None:
         assert reasons[-1] == "tool_calls"
         message = (await house.one_call()).choices[0].message
         assert message == {"role": "assistant", "content": "ok", "tool_calls": CALLS}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # LlamaIndex's own
+async def test_llama_index_runs_every_parallel_call_of_a_stream() -> None:
+    models = pytest.importorskip("llama_index.llms.openai_like")
+    from llama_index.core.agent.workflow import FunctionAgent
+
+    ran: list[int] = []
+
+    def look(at: int) -> str:
+        """Looks somewhere."""
+        ran.append(at)
+        return f"seen {at}"
+
+    def says(request: ChatRequest, choice: int) -> Line:
+        answered = [message for message in request.messages if message["role"] == "tool"]
+        return Line("done") if answered else Line("", CALLS)
+
+    async with open_house(ScriptedEngine(says=says)) as house:
+        llm = models.OpenAILike(
+            "m",
+            api_base=f"{house.url}/v1",
+            api_key=await house.rollout(),
+            is_chat_model=True,
+            is_function_calling_model=True,
+        )
+        reply = await FunctionAgent(name="clerk", tools=[look], llm=llm).run(user_msg="Look twice.")
+        assert (str(reply), sorted(ran)) == ("done", [0, 1])
+        results = [each for each in house.engine.requests[1].messages if each["role"] == "tool"]
+        assert [each["content"] for each in results] == ["seen 0", "seen 1"]
 
 
 async def test_a_streamed_tool_call_does_not_begin_with_an_empty_text(web: httpx.AsyncClient) -> None:
