@@ -3,6 +3,7 @@
     LightningError
     ├── ConfigError            an argument, option or combination that can't be honoured
     │   ├── UnsupportedError   the chosen engine, backend or algorithm can't do what was asked
+    │   │   └── ConstraintError    a reply's grammar that is too much, or does not allow what came
     │   └── UnknownAgentError  an `agents` pattern that no call ever matched
     ├── DataError              what the user's data or app handed over can't be used
     │   ├── TaskError          a task or dataset row
@@ -47,6 +48,10 @@ class ConfigError(LightningError):
 
 class UnsupportedError(ConfigError):
     """The chosen engine, backend or algorithm can't do what was asked."""
+
+
+class ConstraintError(UnsupportedError):
+    """A reply's grammar takes too long or too much, or does not allow its next token."""
 
 
 class UnknownAgentError(ConfigError):

@@ -236,6 +236,9 @@ class Choice(Record):
     left_out: str | None = None
     """Why the reply is not trained on although its agent is: what the request asked for can't be computed by
     an update. None if it is."""
+    as_text: list[str] | None = None
+    """Tokens of the model's own that a user's or a tool's message held, each once: the prompt has them as
+    text. None if there were none."""
 
 
 CallStatus = Literal["completed", "cancelled", "failed", "refused"]

@@ -149,6 +149,8 @@ class Delta:
     """Tokens of the prompt that the engine had computed before; known from the first delta on."""
     left_out: str | None = None
     """On the last delta: why an update can't compute the reply's log-probabilities; None if it can."""
+    as_text: list[str] | None = None
+    """On the last delta: tokens of the model's own that stand in the prompt as text (`Choice.as_text`)."""
 
 
 class Generation(Protocol):

@@ -344,6 +344,8 @@ def _call(call: Call, full: bool, policy: str | None) -> Text:
         line.append(f"  left out of training: {_short(why, full)}", "yellow")
     if call.status != "completed":
         line.append(f"  {call.status}: {_short(call.error or '', full)}", _BAD)
+    if given := next((each.as_text for each in call.choices if each.as_text), None):
+        line.append(f"  given as text: {_short(' '.join(given), full)}", "yellow")
     if hosted := transcript.not_offered(call):
         line.append(f"  hosted, not offered: {', '.join(hosted)}", "yellow")
     line.append(f"\n{_short(transcript.text(transcript.prompt(call)[-1:]), full)}", "dim")

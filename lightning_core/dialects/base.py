@@ -79,6 +79,8 @@ class ChoiceSoFar:
     """The tokens that each was sampled among, if that was recorded."""
     left_out: str | None = None
     """Why an update can't compute its log-probabilities."""
+    as_text: list[str] | None = None
+    """The tokens of the model's own that stand in the prompt as text."""
 
     def add(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
@@ -95,7 +97,7 @@ class ChoiceSoFar:
         if delta.kept:
             self.kept += delta.kept
         if delta.finish_reason:
-            self.left_out = delta.left_out
+            self.left_out, self.as_text = delta.left_out, delta.as_text
             self.finish_reason = delta.finish_reason
             self.stop = delta.stop
 

@@ -88,4 +88,5 @@ def _choice(index: int, choice: ChoiceSoFar) -> Choice:
         message=choice.message(),
         kept=write_masks(choice.kept) if choice.kept else None,
         left_out=choice.left_out,
+        as_text=choice.as_text,
     )

@@ -20,7 +20,7 @@ from lightning_core.json_text import load_json
 from lightning_core.sequences import as_ids, as_logprobs
 from lightning_core.types import Choice
 
-_RARE: Final = ("kept", "left_out")
+_RARE: Final = ("kept", "left_out", "as_text")
 """Fields of a choice that few have."""
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from lightning_core.backends.chat import constraints
-from lightning_core.backends.chat.constraints import Grammars, Matcher, Words
+from lightning_core.backends.chat.constraints import Grammars, Matcher, Meter, Words
 from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.chat.trials import Trials
-from lightning_core.errors import EngineError, UnsupportedError
+from lightning_core.errors import ConstraintError, EngineError, UnsupportedError
 from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.bombs import BOMBS, patterns, references, rules
 from tests.backends.serving import ask, serving, user
@@ -182,7 +182,7 @@ async def test_a_reply_whose_masks_take_too_long_ends_alone(
     monkeypatch.setattr(constraints, "SECONDS", 0.0)
     monkeypatch.setattr(constraints, "EACH", 0.0)
     async with serving(qwen) as backend:
-        with pytest.raises(EngineError, match="s of processor time for 0 tokens"):
+        with pytest.raises(ConstraintError, match="s of processor time for 0 tokens"):
             await ask(backend, "hello", constraint=PAIR.constraint, max_tokens=9)
         assert (await ask(backend, "hello", max_tokens=9)).ids
         grammar = backend.upstream.grammars.write(PAIR)
@@ -200,8 +200,25 @@ def test_a_token_that_the_library_would_take_seconds_for_ends_its_reply(grammars
     for _ in range(2):
         matcher = grammars.start(grammar)
         walk(matcher, token, words(grammars), 20)  # not yet in sight
-        with pytest.raises(EngineError, match="the grammar of this reply"):
+        with pytest.raises(ConstraintError, match="the grammar of this reply"):
             walk(matcher, token, words(grammars), 40)
+
+
+async def test_the_replies_to_one_request_share_their_time(qwen: Path) -> None:
+    async with serving(qwen) as backend:
+        grammars = backend.upstream.grammars
+        grammar = grammars.write(PAIR)
+        assert grammar is not None
+        token = backend.upstream.model.tokenizer.convert_tokens_to_ids("a")
+        first, second = backend.upstream._starts(grammar, 2)
+        assert first is not None
+        assert second is not None
+        walk(first, token, words(grammars), 2)
+        walk(second, token, words(grammars), 2)
+        assert first._meter is second._meter
+        assert isinstance(first._meter, Meter)
+        assert first._meter.tokens == 4
+        assert first._meter.spent > 0.0
 
 
 def walk(matcher: Matcher, token: int, into: Words, many: int) -> None:

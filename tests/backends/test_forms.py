@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 
+from lightning_core.backends.chat.arguments import typed
 from lightning_core.backends.chat.channels import Channels
 from lightning_core.backends.chat.constraints import Grammars, Matcher
 from lightning_core.backends.chat.forms import (
@@ -162,7 +164,9 @@ def read(form: Form, text: str, size: int = 1000, tools: Any = TOOLS) -> tuple[s
     return content, calls
 
 
-def forced(form: Form, *, parallel: bool = True) -> tuple[Grammars, str, Any]:
+def forced(
+    form: Form, tools: list[dict[str, Any]] = TOOLS, *, parallel: bool = True
+) -> tuple[Grammars, str, Any]:
     """The grammar of calls for a tokenizer that has a form's tags as tokens."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATES[form]
@@ -170,10 +174,50 @@ def forced(form: Form, *, parallel: bool = True) -> tuple[Grammars, str, Any]:
     tags = sorted({tag for tag in pieces if tag[-1] in ">]" and len(tag) > 1})
     tokenizer.add_tokens(tags, special_tokens=True)
     made = Grammars(tokenizer, len(tokenizer))
-    constraint = Constraint(tools=("search", "now"), parallel=parallel)
-    grammar = made.write(ChatRequest(user("hi"), tools=TOOLS, constraint=constraint))
+    names = tuple(tool["function"]["name"] for tool in tools)
+    constraint = Constraint(tools=names, parallel=parallel)
+    grammar = made.write(ChatRequest(user("hi"), tools=tools, constraint=constraint))
     assert grammar is not None
     return made, grammar, tokenizer
+
+
+def act(**value: Any) -> list[dict[str, Any]]:
+    """A tool with one argument `a`, and its definitions."""
+    definitions = value.pop("definitions", {})
+    schema = {"type": "object", "properties": {"a": value}, "required": ["a"], "$defs": definitions}
+    return [{"type": "function", "function": {"name": "act", "parameters": schema}}]
+
+
+@pytest.mark.parametrize("form", [JSON, QWEN, GLM, PYTHONIC], ids=ids)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *({name: 5} for name in ("allOf", "anyOf", "oneOf", "enum", "properties", "required", "$ref")),
+        {"required": [{}]},
+        {"anyOf": [{"format": {}}]},
+    ],
+    ids=str,
+)
+def test_parameters_of_wrong_types_are_refused_by_name(form: Form, schema: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="no reply can be held to a schema"):
+        forced(form, act(**schema))
+
+
+@pytest.mark.parametrize("form", [QWEN, PYTHONIC], ids=ids)
+def test_alternatives_that_lead_to_one_another_are_each_read_once(form: Form) -> None:
+    """Each of 300 definitions names the next one twice, and the last the first."""
+    union = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{(i + 1) % 300}"}] * 2} for i in range(300)}
+    union["d299"]["anyOf"] += [{"enum": ["yes", "no"]}, {"type": "integer"}]  # type: ignore[list-item]
+    parameters = act(definitions=union, **{"$ref": "#/$defs/d0"})[0]["function"]["parameters"]
+    assert typed("act", {"a": "yes"}, {"act": parameters}) == {"a": "yes"}
+    with suppress(UnsupportedError):  # the library itself may say no
+        forced(form, act(definitions=union, **{"$ref": "#/$defs/d0"}))
+
+
+def test_a_short_chain_of_alternatives_is_written_as_its_texts() -> None:
+    union = {"d0": {"anyOf": [{"$ref": "#/$defs/d1"}, {"enum": ["no"]}]}, "d1": {"enum": ["yes"]}}
+    _, grammar, _ = forced(QWEN, act(definitions=union, **{"$ref": "#/$defs/d0"}))
+    assert '("yes" | "no")' in grammar
 
 
 @pytest.mark.parametrize("form", FORMS, ids=ids)

@@ -1,12 +1,14 @@
 """Send the gateway thousands of requests that are almost right, while ordinary rollouts go on beside them.
 
     python -m tests.fuzz                           # 20,000 cases
+    python -m tests.fuzz --suite constraints       # requests whose reply is held to a form
     python -m tests.fuzz --cases 500 --seed 7
     python -m tests.fuzz --seed 7 --only 17 17 17  # this case, three times
 
 A gateway over SQLite and the tiny model runs in a process of its own. Exit with 1 if the server fails, hangs,
 or refuses without a reason; if a bystander hears or has stored anything else than in peace; if what was
-stored can't be trained on; or if memory or descriptors grow.
+stored can't be trained on; or if memory or descriptors grow. Beside constraints, bystanders' waiting time is
+compared with that in pauses.
 """
 
 from __future__ import annotations
@@ -22,40 +24,48 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.tiny_server import TinyServer
-from tests.fuzz.campaign import Campaign, Outcome, find_culprits
+from tests.fuzz.campaign import Campaign, Outcome, find_culprits, percentile
+from tests.fuzz.constraints import CONSTRAINTS
 from tests.fuzz.faults import Fault
+from tests.fuzz.grammar import REQUESTS, Suite
 from tests.fuzz.memory import check_memory, fill_memory
 
 MEMORY_GIB = 6
 """Address space of the server: an attack on its memory shall not take the machine's."""
-_MEASURED = 20_000
+SUITES = {suite.name: suite for suite in (REQUESTS, CONSTRAINTS)}
+_MEASURED = 10_000
 """Cases from which on the slope of the memory is judged."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.partition("\n")[0])
+    parser.add_argument("--suite", choices=SUITES, default=REQUESTS.name, help="kind of the cases")
     parser.add_argument("--cases", type=int, default=20_000, help="how many (default: 20000)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of the cases")
     parser.add_argument("--only", type=int, nargs="+", metavar="CASE", help="these cases of that seed")
     parser.add_argument("--blame", action="store_true", help="try alone what may have hung or disturbed")
     options = parser.parse_args()
     numbers: Sequence[int] = options.only or range(options.cases)
-    say(f"seed {options.seed}: {len(numbers)} cases")
+    suite = SUITES[options.suite]
+    say(f"{suite.name}, seed {options.seed}: {len(numbers)} cases")
     began = time.perf_counter()
-    outcome = fuzz(options.seed, numbers, measured=len(numbers) >= _MEASURED)
+    outcome = fuzz(suite, options.seed, numbers, measured=len(numbers) >= _MEASURED)
     report(outcome, time.perf_counter() - began)
     if options.blame:
-        blame(options.seed, outcome)
+        blame(suite, options.seed, outcome)
     sys.exit(1 if len(outcome.faults) else 0)
 
 
-def fuzz(seed: int, numbers: Sequence[int], *, measured: bool = False, quiet: bool = False) -> Outcome:
+def fuzz(
+    suite: Suite, seed: int, numbers: Sequence[int], *, measured: bool = False, quiet: bool = False
+) -> Outcome:
     """Send these cases to a server of their own."""
     with tempfile.TemporaryDirectory(prefix="lightning-fuzz-") as folder:
         with TinyServer(Path(folder), memory_gib=MEMORY_GIB) as server:
             if measured:
                 fill_memory(server)
-            outcome = asyncio.run(Campaign(server, seed, numbers, (lambda _: None) if quiet else say).run())
+            campaign = Campaign(server, suite, seed, numbers, (lambda _: None) if quiet else say)
+            outcome = asyncio.run(campaign.run())
         if measured and (fault := check_memory(outcome.memory)):
             outcome.faults.add(fault)
         if len(outcome.faults) and not quiet:
@@ -76,17 +86,21 @@ def report(outcome: Outcome, seconds: float) -> None:
         f"{first:.0f} to {last:.0f} MiB; descriptors {before} before, {after} after; the longest health "
         f"check took {outcome.longest_silence:.1f} s; {outcome.restarts} restarts"
     )
+    for waits, when in ((outcome.waits, "beside the cases"), (outcome.waits_in_pauses, "in pauses")):
+        if waits:
+            half, most = percentile(waits, 0.5), percentile(waits, 0.99)
+            say(f"{len(waits)} calls of bystanders {when}: p50 {half:.3f} s, p99 {most:.3f} s")
     say("the slowest: " + ", ".join(f"case {number}, {took:.1f} s" for took, number in outcome.slowest))
     for line in outcome.faults.lines():
         say(line)
 
 
-def blame(seed: int, outcome: Outcome) -> None:
+def blame(suite: Suite, seed: int, outcome: Outcome) -> None:
     """Say which cases cause alone what was seen elsewhere."""
     for same in list(outcome.faults.found.values()):
         fault: Fault = same[0]
         if not fault.sure and fault.kind in ("hang", "crash", "memory", "bystander"):
-            found = find_culprits(lambda numbers: fuzz(seed, numbers, quiet=True), fault)
+            found = find_culprits(lambda numbers: fuzz(suite, seed, numbers, quiet=True), fault)
             say(f"{fault.kind}, of {len(fault.cases)} cases these cause it alone: {found or 'none'}")
 
 

@@ -52,10 +52,11 @@ class Attacked:
 class Attackers:
     """Gives each case its rollout and token, a new rollout after `EACH` cases."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, desk: Desk, lanes: int) -> None:
+        """`lanes` rollouts are attacked at once."""
+        self._desk, self._lanes = desk, lanes
         self._changing = asyncio.Lock()
-        self._live: Attacked | None = None
+        self._live: dict[int, Attacked] = {}
         self.all: list[Attacked] = []
 
     async def take(self, case: Case) -> tuple[Attacked, str]:
@@ -65,9 +66,10 @@ class Attackers:
                 attacked = ended[case.number % len(ended[-5:]) - len(ended[-5:])]
                 attacked.late.append(case.number)
                 return attacked, attacked.held.token
-            if self._live is None or len(self._live.cases) >= EACH:
-                self._live = await self._begin()
-            attacked = self._live
+            lane = case.number % self._lanes
+            if lane not in self._live or len(self._live[lane].cases) >= EACH:
+                self._live[lane] = await self._begin()
+            attacked = self._live[lane]
             attacked.cases.append(case.number)
             attacked.on_their_way += 1
         attempt = attacked.held.attempt
@@ -86,12 +88,12 @@ class Attackers:
         if attacked.ended is not None or case.number in attacked.late:
             return
         attacked.on_their_way -= 1
-        if not attacked.on_their_way and attacked is not self._live:
+        if not attacked.on_their_way and all(attacked is not live for live in self._live.values()):
             await self._end(attacked)
 
     async def end_all(self) -> None:
         """No more cases come."""
-        self._live = None
+        self._live = {}
         for attacked in self.all:
             if attacked.ended is None:
                 await self._end(attacked)

@@ -8,6 +8,7 @@ log-probabilities included, is what they must hear under attack.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,12 +33,14 @@ class Disturbed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """How one bystander speaks: dialect, addressing, streamed or not; all ask the same."""
+    """How one bystander speaks: dialect, addressing, form, streamed or not; all ask the same."""
 
     dialect: str
     stream: bool
     agent: str = "writer"
     in_path: bool = False
+    regex: str | None = None
+    """What the replies are held to."""
 
 
 VOICES: Final = (
@@ -46,6 +49,7 @@ VOICES: Final = (
     Voice("responses", stream=True),
     Voice("anthropic", stream=False, agent="critic"),
     Voice("completions", stream=True, agent="critic", in_path=True),
+    Voice("chat", stream=False, regex="(SELECT|WITH) [A-Za-z ]{1,60}"),
 )
 
 
@@ -67,6 +71,8 @@ class Bystander:
         self._desk = desk
         self._peace: list[Heard] = []
         self.rounds = 0
+        self.waits: list[float] = []
+        """Seconds that each call took; the caller empties it."""
         self.played: list[str] = []
         """Rollouts that came to their end."""
         self.current = "calm"
@@ -94,7 +100,9 @@ class Bystander:
 
     async def _turn(self, url: str, held: Held, turn: int, said: list[str]) -> str:
         path, headers = self._address(held, turn)
+        began = time.monotonic()
         answer = await ask(url, "POST", path, headers, json.dumps(self._body(turn, said)).encode())
+        self.waits.append(time.monotonic() - began)
         if answer.status != 200 or not answer.whole:
             raise Disturbed(f"{self.voice} got {answer.status} in turn {turn}: {answer.body[-300:]!r}")
         try:
@@ -127,6 +135,8 @@ class Bystander:
             if reply is not None:
                 messages.append({"role": "assistant", "content": reply})
         body: dict[str, Any] = {"temperature": 0, "stream": self.voice.stream}
+        if self.voice.regex is not None:
+            body["structured_outputs"] = {"regex": self.voice.regex}
         match self.voice.dialect:
             case "chat":
                 return {
@@ -205,8 +215,9 @@ class Bystander:
             path, headers = self._address(held, turn)
             answer = await ask(url, "POST", path, headers, json.dumps(self._body(turn, said)).encode())
             for token in json.loads(answer.body)["choices"][0]["logprobs"]["content"]:
-                first, second = (each["logprob"] for each in token["top_logprobs"][:2])
-                least = min(least, first - second)
+                best = [each["logprob"] for each in token["top_logprobs"][:2]]
+                if len(best) == 2:  # a form may leave one token alone
+                    least = min(least, best[0] - best[1])
             said.append(heard.text)
         await self._desk.finish(held, 0.0)
         if least < MARGIN:

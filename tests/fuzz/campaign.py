@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +17,7 @@ from tests.fuzz.attackers import Attackers
 from tests.fuzz.bystanders import VOICES, Bystander, Disturbed
 from tests.fuzz.desk import Desk
 from tests.fuzz.faults import Fault, Faults
-from tests.fuzz.grammar import Case, make_case
+from tests.fuzz.grammar import Case, Suite
 from tests.fuzz.verdict import find_fault, reply_of
 from tests.fuzz.wire import Answer, ask
 
@@ -31,6 +31,11 @@ MOST_BYTES: Final = 1 << 30
 _LATELY: Final = 8
 """Cases that have ended lately and may still be what disturbs."""
 _SLOWEST: Final = 5
+EACH: Final = 500
+"""Cases from one pause to the next, in which bystanders are alone."""
+_PAUSE_SECONDS: Final = 5.0
+MOST_WAITING: Final = 10.0
+"""How many times as long as in the pauses the slowest hundredth of the bystanders' calls may take."""
 
 
 @dataclass(slots=True)
@@ -47,6 +52,10 @@ class Outcome:
     rounds: int = 0
     """Rollouts that bystanders have played."""
     restarts: int = 0
+    waits: list[float] = field(default_factory=list)
+    """Seconds of each call of a bystander while cases were sent."""
+    waits_in_pauses: list[float] = field(default_factory=list)
+    """The same without them."""
     longest_silence: float = 0.0
     """Seconds that the health check took at most."""
     slowest: list[tuple[float, int]] = field(default_factory=list)
@@ -56,16 +65,24 @@ class Outcome:
     def done(self) -> int:
         return sum(self.table.values())
 
+    def waiting_fault(self) -> Fault | None:
+        """The fault that bystanders wait too long, if they do."""
+        beside, alone = percentile(self.waits, 0.99), percentile(self.waits_in_pauses, 0.99)
+        if beside <= MOST_WAITING * alone:
+            return None
+        what = f"99 of 100 calls take up to {beside:.2f} s beside the cases, {alone:.2f} s without them"
+        return Fault("waiting", what)
+
 
 class Campaign:
     """Sends the cases of these numbers, in this order, several at once."""
 
     def __init__(
-        self, server: TinyServer, seed: int, numbers: Iterable[int], say: Callable[[str], None]
+        self, server: TinyServer, suite: Suite, seed: int, numbers: Sequence[int], say: Callable[[str], None]
     ) -> None:
-        self._server, self._seed, self._say = server, seed, say
-        self._numbers = iter(numbers)
-        self._outcome = Outcome(Faults(seed))
+        self._server, self._suite, self._seed, self._say = server, suite, seed, say
+        self._numbers = numbers
+        self._outcome = Outcome(Faults(suite, seed))
         self._running: set[int] = set()
         self._lately: deque[int] = deque(maxlen=_LATELY)
         self._lives = 0
@@ -73,21 +90,23 @@ class Campaign:
         self._up = asyncio.Event()
         self._over = False
 
-    async def run(self, warm_up: Callable[[Desk, str], object] | None = None) -> Outcome:
+    async def run(self) -> Outcome:
         """Send them all; returns what was found."""
         async with open_store(self._server.store_url, load_plugins()) as store:
             desk = Desk(store)
             bystanders = [Bystander(number, voice, desk) for number, voice in enumerate(VOICES)]
             for bystander in bystanders:
                 await bystander.round(self._server.url)
-            await bystanders[0].check_margin(self._server.url)
-            attackers = Attackers(desk)
+            for bystander in bystanders:
+                if bystander.voice.dialect == "chat" and not bystander.voice.stream:
+                    await bystander.check_margin(self._server.url)
+            attackers = Attackers(desk, self._suite.lanes)
             self._up.set()
             before = self._server.descriptors()
             beside = [asyncio.create_task(self._bystand(each)) for each in bystanders]
             watch = asyncio.create_task(self._watch())
             try:
-                await asyncio.gather(*(self._attack(attackers, bystanders[0]) for _ in range(CLIENTS)))
+                await self._attack_all(attackers, bystanders)
             finally:
                 self._over = True
                 await asyncio.gather(watch, *beside)
@@ -103,10 +122,25 @@ class Campaign:
             self._outcome.rounds = sum(bystander.rounds for bystander in bystanders)
         return self._outcome
 
-    async def _attack(self, attackers: Attackers, bystander: Bystander) -> None:
-        for number in self._numbers:
+    async def _attack_all(self, attackers: Attackers, bystanders: list[Bystander]) -> None:
+        """Send all cases; if waiting is compared, with a pause before each part of them."""
+        outcome = self._outcome
+        each = EACH if self._suite.timed else max(1, len(self._numbers))
+        for start in range(0, len(self._numbers), each):
+            if self._suite.timed:
+                _take_waits(bystanders)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                outcome.waits_in_pauses += _take_waits(bystanders)
+            numbers = iter(self._numbers[start : start + each])
+            await asyncio.gather(*(self._attack(numbers, attackers, bystanders[0]) for _ in range(CLIENTS)))
+            outcome.waits += _take_waits(bystanders)
+        if self._suite.timed and (fault := outcome.waiting_fault()):
+            self._note(fault)
+
+    async def _attack(self, numbers: Iterator[int], attackers: Attackers, bystander: Bystander) -> None:
+        for number in numbers:
             await self._up.wait()
-            case = make_case(self._seed, number)
+            case = self._suite.make(self._seed, number)
             self._running.add(number)
             life = self._lives
             attacked, token = await attackers.take(case)
@@ -216,6 +250,19 @@ class Campaign:
         self._outcome.descriptors = before, after
         if after > before and not self._outcome.restarts:
             self._note(Fault("descriptors", f"{before} were open before and {after} are open after"))
+
+
+def _take_waits(bystanders: list[Bystander]) -> list[float]:
+    """The calls of bystanders since this was last asked."""
+    waits = [wait for bystander in bystanders for wait in bystander.waits]
+    for bystander in bystanders:
+        bystander.waits.clear()
+    return waits
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least of the values that this share of them does not exceed."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
 def _recorded(message: dict[str, object]) -> dict[str, object]:

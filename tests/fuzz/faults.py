@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tests.fuzz.grammar import Case, make_case
+from tests.fuzz.grammar import Case, Suite
 
-Kind = Literal["answer", "hang", "crash", "memory", "bystander", "records", "descriptors"]
+Kind = Literal["answer", "hang", "crash", "memory", "bystander", "waiting", "records", "descriptors"]
 _SHOWN = 3
 """Cases shown of each kind of fault."""
 
@@ -35,6 +35,7 @@ class Fault:
 class Faults:
     """All that were found, those that are likely the same together."""
 
+    suite: Suite
     seed: int
     found: dict[str, list[Fault]] = field(default_factory=dict)
 
@@ -49,15 +50,16 @@ class Faults:
 
     def lines(self) -> Iterable[str]:
         """Yields the printed lines."""
+        again = f"python -m tests.fuzz --suite {self.suite.name} --seed {self.seed}"
         for same in sorted(self.found.values(), key=len, reverse=True):
             yield f"FAULT ({len(same)} times) {same[0].kind}: {same[0].what}"
             for fault in same[:_SHOWN]:
                 if fault.cases:
                     which = "case" if fault.sure else f"one of {len(fault.cases)} cases"
                     numbers = " ".join(map(str, fault.cases))
-                    yield f"  {which}; again: python -m tests.fuzz --seed {self.seed} --only {numbers}"
+                    yield f"  {which}; again: {again} --only {numbers}"
             if same[0].cases and same[0].sure:
-                yield f"  {curl(make_case(self.seed, same[0].cases[0]))}"
+                yield f"  {curl(self.suite.make(self.seed, same[0].cases[0]))}"
 
 
 def curl(case: Case) -> str:

@@ -94,6 +94,20 @@ def make_case(seed: int, number: int) -> Case:
     return Case(number, target, method, path, tuple(headers.items()), body[:_MOST_BYTES], key, manner)
 
 
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Cases of one kind."""
+
+    name: str
+    """Value of the option `--suite`."""
+    make: Callable[[int, int], Case]
+    """Returns the case of a seed and a number."""
+    lanes: int = 1
+    """Rollouts that the cases are sent from at once."""
+    timed: bool = False
+    """Whether bystanders' waiting times are compared with those in pauses."""
+
+
 Made = tuple[str, str, dict[str, bytes], bytes]
 """(method, path, headers, body)"""
 
@@ -294,3 +308,6 @@ _MAKERS: Final[dict[Target, Callable[[Random], Made]]] = {
     "traces": _traces,
     "other": _other,
 }
+
+REQUESTS: Final = Suite("requests", make_case)
+"""Requests of every endpoint that are almost right."""

@@ -18,6 +18,8 @@ EVERY: Final = frozenset(("string", "number", "integer", "boolean", "null", "arr
 """All types of JSON."""
 _REFERENCES: Final = 20
 """How many references one after another are followed."""
+_DEEPEST: Final = 64
+"""How many schemas within one another are read."""
 _CONSTANTS: Final = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _WORD: Final = re.compile(r"[\w.-]+")
 _NUMBER: Final = re.compile(r"[+-]?(\d[\d_]*)?(\.\d*)?([eE][+-]?\d+)?")
@@ -39,11 +41,22 @@ def resolve(schema: Any, root: Any) -> Any:
     return {}
 
 
-def kinds_of(schema: Any, root: Any) -> frozenset[str]:
-    """The types of JSON that a value may have by its schema."""
+def kinds_of(schema: Any, root: Any, known: dict[int, frozenset[str]] | None = None) -> frozenset[str]:
+    """The types of JSON that a value may have by its schema; all of them beyond `_DEEPEST` schemas.
+
+    `known` holds those of schemas that were read before, by their identity: each is read once, also where
+    they lead to one another in circles.
+    """
+    return _kinds(schema, root, {} if known is None else known, _DEEPEST)
+
+
+def _kinds(schema: Any, root: Any, known: dict[int, frozenset[str]], deeper: int) -> frozenset[str]:
     schema = resolve(schema, root)
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or not deeper:
         return EVERY
+    if id(schema) in known:
+        return known[id(schema)]
+    known[id(schema)] = EVERY
     kinds = EVERY
     if "type" in schema:
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -53,10 +66,14 @@ def kinds_of(schema: Any, root: Any) -> frozenset[str]:
             kinds &= {_kind(value) for value in values}
     for union in ("anyOf", "oneOf"):
         if isinstance(schema.get(union), list):
-            kinds &= frozenset[str]().union(*(kinds_of(each, root) for each in schema[union]))
-    for each in schema.get("allOf") or ():
-        kinds &= kinds_of(each, root)
-    return kinds | {"integer"} if "number" in kinds else kinds
+            kinds &= frozenset[str]().union(
+                *(_kinds(each, root, known, deeper - 1) for each in schema[union])
+            )
+    if isinstance(schema.get("allOf"), list):
+        for each in schema["allOf"]:
+            kinds &= _kinds(each, root, known, deeper - 1)
+    known[id(schema)] = kinds | {"integer"} if "number" in kinds else kinds
+    return known[id(schema)]
 
 
 def _kind(value: Any) -> str:

@@ -48,10 +48,10 @@ from numpy.typing import NDArray
 
 from lightning_core.backends.chat import trial_process
 from lightning_core.backends.chat.channels import CHANNEL, MESSAGE
-from lightning_core.backends.chat.forced import Calls
+from lightning_core.backends.chat.forced import Calls, check_shape
 from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
 from lightning_core.backends.chat.trials import Trials
-from lightning_core.errors import EngineError, TrainingError, UnsupportedError
+from lightning_core.errors import ConstraintError, TrainingError, UnsupportedError
 from lightning_core.sequences import KEPT as KEPT_MASKS
 from lightning_core.sequences import read_masks
 from lightning_core.upstream import ChatRequest, Constraint
@@ -68,8 +68,8 @@ KEPT_BYTES: Final = 256 << 20
 """Memory that they may take together."""
 LARGEST: Final = 1 << 19
 """Bytes of JSON that a constraint, and that a request's tools, may have."""
-SECONDS: Final = 1.0
-"""Processor time that the masks of one reply may take, beside `EACH` for every token."""
+SECONDS: Final = 0.25
+"""Processor time that the masks of all replies to a request may take, beside `EACH` for every token."""
 EACH: Final = 0.005
 """Ten times what the slowest schema takes that was measured."""
 _EIGHT: Final = np.where(
@@ -117,45 +117,56 @@ class Composed:
     parts: tuple[tuple[str, str], ...]
 
 
+@dataclass(slots=True)
+class Meter:
+    """What the masks of one request's replies have taken together."""
+
+    spent: float = 0.0
+    """Seconds of processor time."""
+    tokens: int = 0
+
+
 class Matcher:
     """Where one reply stands in its grammar."""
 
-    __slots__ = ("_bounded", "_failed", "_matcher", "_places", "_spent", "grammar")
+    __slots__ = ("_failed", "_matcher", "_meter", "grammar")
 
     def __init__(
-        self, matcher: LLMatcher, grammar: str, failed: Callable[[], None], *, bounded: bool = True
+        self, matcher: LLMatcher, grammar: str, failed: Callable[[], None], meter: Meter | None
     ) -> None:
-        """`failed` is called once the library can't go on. A reply that is only read again, not `bounded`,
-        may take its time."""
-        self._matcher, self.grammar, self._failed, self._bounded = matcher, grammar, failed, bounded
-        self._places, self._spent = 0, 0.0
+        """`failed` is called once the library can't go on. Without a meter a reply may take its time."""
+        self._matcher, self.grammar, self._failed, self._meter = matcher, grammar, failed, meter
 
     def fill(self, words: Words) -> None:
         """Write which tokens may come next. The end token is among them exactly where the grammar accepts.
 
-        Raises EngineError if the grammar is too much for the library from here on, or takes too long.
+        Raises ConstraintError if the grammar is too much for the library from here on, or takes too long.
         """
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check("has no next token", began)
 
     def take(self, token_id: int) -> None:
-        """Go on after a token. Raises EngineError for one that the mask did not hold, and as `fill`."""
+        """Go on after a token. Raises ConstraintError for one that the mask did not hold, and as `fill`."""
         began = time.thread_time()
         self._matcher.consume_token(token_id)
-        self._places += 1
+        if self._meter is not None:
+            self._meter.tokens += 1
         self._check(f"can't go on after token {token_id}", began)
 
     def _check(self, what: str, began: float) -> None:
         if self._matcher.is_error():
             self._failed()
             reason = _reason(self._matcher.get_error())
-            raise EngineError(f"the grammar of this reply {what}: {reason}")
-        self._spent += time.thread_time() - began
-        if self._bounded and self._spent > SECONDS + EACH * self._places:
-            raise EngineError(
-                f"the grammar of this reply took {self._spent:.1f} s of processor time for {self._places} "
-                "tokens, and others wait meanwhile; use simpler patterns"
+            raise ConstraintError(f"the grammar of this reply {what}: {reason}")
+        meter = self._meter
+        if meter is None:
+            return
+        meter.spent += time.thread_time() - began
+        if meter.spent > SECONDS + EACH * meter.tokens:
+            raise ConstraintError(
+                f"the grammar of this reply took {meter.spent:.1f} s of processor time for {meter.tokens} "
+                "tokens, and others wait meanwhile; use simpler patterns or fewer and shorter texts"
             )
 
 
@@ -230,10 +241,15 @@ class Grammars:
         """Whether `start` has nothing to prepare."""
         return (grammar, True) in self._ready
 
-    def start(self, grammar: str, *, bounded: bool = True) -> Matcher:
-        """The beginning of a reply, under a grammar that was admitted or recorded."""
+    def start(self, grammar: str, meter: Meter | None = None) -> Matcher:
+        """The beginning of a reply, whose grammar was admitted. Replies to one request share a meter."""
+        return self._start(grammar, meter or Meter())
+
+    def _start(self, grammar: str, meter: Meter | None) -> Matcher:
+        """Without a meter: of a reply that was recorded."""
+        bounded = meter is not None
         matcher = self._prepared(grammar, "this grammar", bounded=bounded).deep_copy()
-        return Matcher(matcher, grammar, partial(self._forget, (grammar, bounded)), bounded=bounded)
+        return Matcher(matcher, grammar, partial(self._forget, (grammar, bounded)), meter)
 
     def replay(self, grammar: str, token_ids: Sequence[int], where: str) -> Words:
         """(N, words) the masks under which N recorded tokens were sampled: those of a grammar, or those that
@@ -245,23 +261,25 @@ class Grammars:
             return self._recorded(grammar, token_ids, where)
         try:
             return self._masks(grammar, token_ids)
-        except EngineError:  # perhaps for the replies before it: the grammar is prepared again for this one
+        except (
+            ConstraintError
+        ):  # perhaps for the replies before it: the grammar is prepared again for this one
             try:
                 return self._masks(grammar, token_ids)
-            except EngineError as error:
+            except ConstraintError as error:
                 raise TrainingError(
                     f"{where}: the recorded reply does not follow its grammar: {error}. It was sampled under "
                     "another vocabulary or another version of llguidance; leave it out"
                 ) from error
 
     def _masks(self, grammar: str, token_ids: Sequence[int]) -> Words:
-        matcher, masks = self.start(grammar, bounded=False), np.zeros((len(token_ids), self.words), np.uint32)
+        matcher, masks = self._start(grammar, None), np.zeros((len(token_ids), self.words), np.uint32)
         for place, token_id in enumerate(token_ids):
             try:
                 matcher.fill(masks[place])
                 matcher.take(token_id)
-            except EngineError as error:
-                raise EngineError(f"at token {place}, {error}") from error
+            except ConstraintError as error:
+                raise ConstraintError(f"at token {place}, {error}") from error
         return masks
 
     def _recorded(self, text: str, token_ids: Sequence[int], where: str) -> Words:
@@ -417,6 +435,7 @@ def _either(parts: dict[str, str]) -> str:
 def _json(schema: dict[str, Any] | bool) -> str:
     if schema is False:
         raise UnsupportedError("no reply can match the schema `false`; give another")
+    check_shape(schema)
     plain = {} if schema is True else _bare(schema, closed=not _combines(schema))
     _check_references(plain)
     return f"%json {json.dumps({**plain, 'x-guidance': _PLAIN}, ensure_ascii=False)}"

@@ -36,6 +36,13 @@ _FORMATS: Final = {
     "uuid": f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
 }
 """Formats of a text that is not JSON."""
+_NAMED: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_SHAPES: Final[dict[str, tuple[type, str]]] = {
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "enum", "required"), (list, "a list")),
+    **dict.fromkeys(_NAMED, (dict, "an object")),
+    **dict.fromkeys(("$ref", "format", "pattern"), (str, "a text")),
+}
+"""Types of the keywords that are read here or before the library reads them."""
 _PYTHON: Final = {"boolean": ('"True"', '"False"'), "null": ('"None"',)}
 
 
@@ -69,6 +76,7 @@ class Calls:
         before, after = self.form.written(function["name"])
         what = f"call of {function['name']!r}"
         schema = _object(function.get("parameters"))
+        check_shape(schema)
         head = f"{rule}: {self._pieces(before)} {rule}_arguments {_literal(after) if after else ''}"
         self._rules.append(head)
         self.check(function["name"], what)
@@ -172,20 +180,28 @@ class _Single:
 
     def _alternatives(self, schema: Any) -> list[str] | None:
         """Returns the texts a value may be; None where no list names them."""
-        schema = resolve(schema, self.schema)
-        if "string" not in kinds_of(schema, self.schema):
-            return [self._json(schema)]
-        values = _values(schema)
-        if values is not None:
-            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-            for text in texts:
-                self.calls.check(text, self.what)
-            return [_literal(text) for text in texts]
-        for union in ("anyOf", "oneOf"):
-            if isinstance(schema, dict) and union in schema:
-                parts = [self._alternatives(each) for each in schema[union]]
-                return None if None in parts else [each for part in parts for each in part or ()]
-        return None
+        waiting, found = [schema], list[str]()
+        seen: set[int] = set()
+        known: dict[int, frozenset[str]] = {}
+        while waiting:
+            part = resolve(waiting.pop(), self.schema)
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            told = part if isinstance(part, dict) else {}
+            union = next((told[name] for name in ("anyOf", "oneOf") if name in told), None)
+            if "string" not in kinds_of(part, self.schema, known):
+                found.append(self._json(part))
+            elif (values := _values(part)) is not None:
+                texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+                for text in texts:
+                    self.calls.check(text, self.what)
+                found += map(_literal, texts)
+            elif union is not None:
+                waiting += reversed(union)
+            else:
+                return None
+        return found
 
     def _pattern(self, schema: Any) -> str:
         """A regular expression for a text by its keywords."""
@@ -197,6 +213,27 @@ class _Single:
         if keywords:
             return f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})"
         return "(?s:.*)"
+
+
+def check_shape(schema: Any) -> None:
+    """Raise UnsupportedError for a schema in which a keyword has a value of another type than it may have."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        value: Any
+        for name, value in part.items():
+            kind, words = _SHAPES.get(name, (object, ""))
+            if type(value) is not kind and kind is not object:
+                raise UnsupportedError(
+                    f"no reply can be held to a schema in which {name!r} is not {words}; correct it"
+                )
+            if name == "required" and not all(isinstance(each, str) for each in value):
+                raise UnsupportedError("no reply can be held to a schema that requires what is no name")
+            if name in ("enum", "const", "default", "examples"):
+                continue
+            waiting += value if isinstance(value, list) else value.values() if name in _NAMED else [value]
 
 
 def _values(schema: Any) -> list[Any] | None:

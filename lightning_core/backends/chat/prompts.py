@@ -101,8 +101,11 @@ def check_arguments(
 
 BREAK: Final = "\ufdd0"
 """Stands within a control token that a user or a tool wrote, until the text is encoded: no text holds it."""
-_STRANGERS: Final = frozenset(("user", "tool", "function", "ipython"))
-"""Roles whose content is text and nothing else."""
+_TOOLS: Final = frozenset(("tool", "function", "ipython"))
+"""Roles whose content is data: none of the model's tokens has a place in it."""
+_STRANGERS: Final = frozenset(("user", *_TOOLS))
+"""Roles whose content is text and nothing else. A user may name `<think>` or `<tool_call>`, which begin no
+turn, to say in which form to answer."""
 LONG = 32_768
 """Characters to encode that make a prompt a long one: others should not wait for it."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -123,7 +126,7 @@ class Prompts:
         self._tokenizer, self._name, self._vocabulary = tokenizer, name, vocabulary
         self._longest = longest
         self.encoder = Encoder(tokenizer)
-        self._control = _find_control(tokenizer)
+        self._control, self._framing = _find_control(tokenizer)
         self._told: set[str] = set()
         """The shapes that the log has named."""
 
@@ -282,11 +285,30 @@ class Prompts:
 
     def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message whose control tokens are broken in two, if it is a user's or a tool's."""
-        content = message.get("content")
-        if self._control is None or message.get("role") not in _STRANGERS or not isinstance(content, str):
+        content, control = message.get("content"), self._control_of(message)
+        if control is None or not isinstance(content, str):
             return message
-        broken = self._control.sub(lambda found: f"{found[0][:1]}{BREAK}{found[0][1:]}", content)
+        broken = control.sub(lambda found: f"{found[0][:1]}{BREAK}{found[0][1:]}", content)
         return {**message, "content": broken}
+
+    def _control_of(self, message: dict[str, Any]) -> re.Pattern[str] | None:
+        """Finds what is text in such a message, though the tokenizer has tokens for it."""
+        role = message.get("role")
+        if role not in _STRANGERS:
+            return None
+        return self._framing if role in _TOOLS else self._control
+
+    def find_control(self, messages: list[dict[str, Any]]) -> list[str]:
+        """The tokens in messages of users and tools that are encoded as text, each once.
+
+        Raises UnsupportedError for content that is not text.
+        """
+        found: set[str] = set()
+        for message in messages:
+            control = self._control_of(message)
+            if control is not None:
+                found.update(control.findall(plain_text(message.get("content"))))
+        return sorted(found)
 
     def _given(self, prompt: list[int], context: int) -> list[int]:
         if len(prompt) > context:
@@ -309,11 +331,22 @@ class Prompts:
         return ContextLengthError(least, context, make_room(context, self._longest), least=True)
 
 
-def _find_control(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
-    """Finds the model's special tokens in a text, the longest first. None of a model that has none."""
-    added = tokenizer.added_tokens_decoder.values()
-    special = sorted((each.content for each in added if each.special and len(each.content) > 1), key=len)
-    return re.compile("|".join(map(re.escape, reversed(special)))) if special else None
+def _find_control(
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+    """(the model's special tokens, these and the other tokens that its template writes), as patterns that
+    find the longest first. None of a model that has none."""
+    template = tokenizer.chat_template
+    source = "\n".join(map(str, template.values())) if isinstance(template, dict) else template or ""
+    added = [each for each in tokenizer.added_tokens_decoder.values() if len(each.content.strip()) > 1]
+    special = {each.content for each in added if each.special}
+    written = {each.content for each in added if each.content in source}
+    return _any_of(special), _any_of(special | written)
+
+
+def _any_of(texts: set[str]) -> re.Pattern[str] | None:
+    longest = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, longest))) if longest else None
 
 
 def make_room(context: int, longest: int) -> str:

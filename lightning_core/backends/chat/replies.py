@@ -190,6 +190,8 @@ class ParsedChoice:
         self.ended = False
         self.left_out: str | None = None
         """Why an update can't compute its log-probabilities; None if it can."""
+        self.as_text: list[str] | None = None
+        """The tokens of the model's own that stand in the prompt as text."""
 
     def advance(self) -> Delta | None:
         """A delta of all that is new; None if nothing is. Raises what the engine met."""
@@ -251,6 +253,7 @@ class ParsedChoice:
             stop=self._stops.hit if reason == "stop" else None,
             kept=self.completion.kept[start : self._seen] or None,
             left_out=self.left_out if reason else None,
+            as_text=self.as_text if reason else None,
             cached=self.completion.cached,
         )
 

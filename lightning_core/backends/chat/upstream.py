@@ -8,6 +8,7 @@ import random
 import threading
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from lightning_core.backends.chat.channels import Channels
 from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.chat.constraints import Composed, Grammars, Matcher
+from lightning_core.backends.chat.constraints import Composed, Grammars, Matcher, Meter
 from lightning_core.backends.chat.prompts import Prompts, make_room
 from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, TextStream, hidden_ids
 from lightning_core.backends.chat.speech import Speech
@@ -92,7 +93,7 @@ class ChatUpstream:
             self._speech.check()
         self._check_bias(request)
         grammar, matchers = await self._grammar(request)
-        ids = await self._prompt(request)
+        ids, as_text = await self._prompt(request)
         seed = self._seed(request, ids)
         room = self._room(len(ids), request.max_tokens)
         shared = CompletionRequest(rollout=request.attempt[0] if request.attempt else None)
@@ -110,7 +111,7 @@ class ChatUpstream:
             completion = Completion(ids, options, shared, matchers[index])
             text = TextStream(self._tokenizer, self._hidden)
             choices.append(ParsedChoice(index, completion, text, request, self._parts(request, ids)))
-            choices[-1].left_out = self._left_out(request, options)
+            choices[-1].left_out, choices[-1].as_text = self._left_out(request, options), as_text
             self._engine.submit(completion)
         return ChatGeneration(ids, shared, choices, grammar)
 
@@ -174,17 +175,25 @@ class ChatUpstream:
                 stop.set()
 
     def _starts(self, grammar: str, many: int) -> list[Matcher | None]:
-        return [self.grammars.start(grammar) for _ in range(many)]
+        meter = Meter()
+        return [self.grammars.start(grammar, meter) for _ in range(many)]
 
-    async def _prompt(self, request: ChatRequest) -> list[int]:
-        """Token ids of the prompt, made while the event loop goes on streaming. Long ones wait for one
-        another, and short ones for none of them."""
+    async def _prompt(self, request: ChatRequest) -> tuple[list[int], list[str] | None]:
+        """Token ids of the prompt, and the tokens that stand in it as text. The event loop goes on streaming
+        meanwhile. Long prompts wait for one another, and short ones for none of them."""
         loop, context = asyncio.get_running_loop(), self.model.context
         many = len(request.messages) + len(request.tools or ()) > MANY_MESSAGES
-        made = await loop.run_in_executor(
-            self._long if many else self._short, self.prompts.begin, request, context
+        made, as_text = await loop.run_in_executor(
+            self._long if many else self._short, self._begin, request, context
         )
-        return made if isinstance(made, list) else await loop.run_in_executor(self._long, made)
+        ids = made if isinstance(made, list) else await loop.run_in_executor(self._long, made)
+        return ids, as_text
+
+    def _begin(
+        self, request: ChatRequest, context: int
+    ) -> tuple[list[int] | Callable[[], list[int]], list[str] | None]:
+        found = [] if request.prompt is not None else self.prompts.find_control(request.messages)
+        return self.prompts.begin(request, context), found or None
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids), as they would have been recorded. Raises ContextLengthError."""
@@ -199,7 +208,7 @@ class ChatUpstream:
 
     async def count(self, request: ChatRequest) -> int:
         """The tokens of a request's prompt."""
-        return len(await self._prompt(request))
+        return len((await self._prompt(request))[0])
 
     def decode(self, token_id: int) -> str:
         """The text of one token."""

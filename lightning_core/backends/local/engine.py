@@ -27,7 +27,7 @@ from lightning_core.backends.local.decoder import Decoder
 from lightning_core.backends.local.memory import Memory, TokenRun
 from lightning_core.backends.local.rows import Rows, begun
 from lightning_core.backends.local.sampling import Draws, Sampler, hold, penalise
-from lightning_core.errors import EngineError, GatewayError
+from lightning_core.errors import ConstraintError, EngineError, GatewayError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -366,10 +366,10 @@ def _settled(device: torch.device) -> Iterator[None]:
         torch.cuda.synchronize(device)
 
 
-def _follow(matcher: Matcher, token_id: int) -> EngineError | None:
+def _follow(matcher: Matcher, token_id: int) -> ConstraintError | None:
     """Move a reply's grammar on; returns why that can't be."""
     try:
         matcher.take(token_id)
-    except EngineError as error:
+    except ConstraintError as error:
         return error
     return None

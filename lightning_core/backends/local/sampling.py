@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from lightning_core.backends.chat.completion import Completion, SamplingOptions
 from lightning_core.backends.chat.constraints import Matcher, Words, penalties
-from lightning_core.errors import EngineError
+from lightning_core.errors import ConstraintError
 from lightning_core.sequences import pack_mask
 
 BELOW_ONE = 1.0 - 2.0**-20
@@ -35,7 +35,7 @@ def hold(logits: torch.Tensor, replies: list[Completion]) -> torch.Tensor:
     for row, mask in zip(rows, words, strict=True):
         try:
             _matcher(replies[row]).fill(mask)
-        except EngineError as error:  # boundary: this reply fails, the others go on
+        except ConstraintError as error:  # boundary: this reply fails, the others go on
             replies[row].error = error
     return mask_logits(logits.float(), torch.tensor(rows, device=logits.device), words)
 

@@ -30,7 +30,7 @@ from lightning_core.backends.vllm.client import (
     SilentError,
     sampling_body,
 )
-from lightning_core.errors import EngineError, GatewayError
+from lightning_core.errors import ConstraintError, EngineError, GatewayError
 
 logger = logging.getLogger(__name__)
 PROBES = 4
@@ -384,7 +384,7 @@ def _write(completion: Completion, piece: Piece) -> None:
         for token_id in piece.ids:
             try:
                 completion.matcher.take(token_id)
-            except EngineError as error:
+            except ConstraintError as error:
                 raise EngineError(f"the server holds replies to no form: {error}; {HOLD}") from error
     completion.logprobs += piece.logprobs
     completion.best += piece.best
