@@ -28,7 +28,7 @@ help:
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
 	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"
 	@echo "make containers build the images, train in containers, kill some of them, and compare with a run in peace"
-	@echo "make fuzz      send the gateway 20,000 requests that are almost right, beside rollouts that go on"
+	@echo "make fuzz      send the gateway 20,000 requests that are almost right, and 10,000 constraints, beside rollouts that go on"
 	@echo "make soak      50,000 calls through gateway, SQLite and engine: memory, descriptors, log, latency"
 	@echo "make policies  make the three shipped policies from their recipes"
 	@echo "make dist      build the wheels and source archives of the core and its plugins, and check them"
@@ -188,6 +188,7 @@ faults: $(READY)
 
 # The seed is printed: with it a case can be sent again.
 CASES ?= 20000
+CONSTRAINTS ?= 10000
 
 # Builds the images, which takes some minutes and 4 GB; wants root, podman, catatonit, runc, iptables and debootstrap.
 .PHONY: containers
@@ -196,6 +197,7 @@ containers: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --cases $(CASES)
+	$(BIN)/python -m tests.fuzz --suite constraints --cases $(CONSTRAINTS)
 
 SOAK ?= 50000
 

@@ -66,7 +66,7 @@ def fuzz(
                 fill_memory(server)
             campaign = Campaign(server, suite, seed, numbers, (lambda _: None) if quiet else say)
             outcome = asyncio.run(campaign.run())
-        if measured and (fault := check_memory(outcome.memory)):
+        if measured and (fault := check_memory(outcome.memory, suite.most_slope)):
             outcome.faults.add(fault)
         if len(outcome.faults) and not quiet:
             say(f"the last of the server's log:\n{server.log.read_text(errors='replace')[-3000:]}")

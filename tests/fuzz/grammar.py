@@ -106,6 +106,10 @@ class Suite:
     """Rollouts that the cases are sent from at once."""
     timed: bool = False
     """Whether bystanders' waiting times are compared with those in pauses."""
+    most_slope: float = 12_288.0
+    """Bytes of memory that each case may add. A request's body has 36,000 on average: a third of them kept
+    would be seen. The allocator gives back little of what the largest so far has taken, so memory rises in
+    ever rarer steps."""
 
 
 Made = tuple[str, str, dict[str, bytes], bytes]

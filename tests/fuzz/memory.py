@@ -20,9 +20,6 @@ _TOKENS: Final = 2_000
 """The engine keeps the prefixes of 131,072 tokens for reuse: more are sent before anything is measured."""
 _WARM: Final = 0.5
 """Share of the cases after which the memory is measured."""
-MOST_SLOPE: Final = 12_288.0
-"""Bytes that each case may add. A case's body has 36,000 on average: a third of them kept would be seen. The
-allocator gives back little of what the largest so far has taken, so memory rises in ever rarer steps."""
 
 
 def fill_memory(server: TinyServer) -> None:
@@ -53,12 +50,12 @@ def slope(points: list[tuple[int, int]]) -> float:
     return sum((x - mid_x) * (y - mid_y) for x, y in points) / spread if spread else 0.0
 
 
-def check_memory(memory: list[tuple[int, int]]) -> Fault | None:
-    """The fault that memory grows with the cases, if it does."""
+def check_memory(memory: list[tuple[int, int]], most: float) -> Fault | None:
+    """The fault that each case adds more than so many bytes, if it does."""
     warm = [point for point in memory if point[0] >= _WARM * memory[-1][0]]
     grown = slope(warm)
-    if grown <= MOST_SLOPE:
+    if grown <= most:
         return None
     return Fault(
-        "memory", f"each case of the last {1 - _WARM:.0%} adds {grown:.0f} bytes, more than {MOST_SLOPE:.0f}"
+        "memory", f"each case of the last {1 - _WARM:.0%} adds {grown:.0f} bytes, more than {most:.0f}"
     )

@@ -642,6 +642,7 @@ async def test_a_call_comes_back_as_it_was_recorded(store: Store) -> None:
             Choice(index=1, message={"content": "no ids"}),
             Choice(index=2, completion_ids=[], logprobs=[]),
             Choice(index=3, completion_ids=[7], logprobs=[-math.inf], message={"content": None}),
+            Choice(index=4, kept="masks", left_out="a penalty", as_text=["<|im_end|>", "</t>"]),
         ],
         temperature=0.7,
         policy_version=0,
