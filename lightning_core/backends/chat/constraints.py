@@ -119,7 +119,7 @@ class Composed:
 
 @dataclass(slots=True)
 class Meter:
-    """What the masks of one request's replies have taken together."""
+    """Time and tokens of the masks of one request's replies, together."""
 
     spent: float = 0.0
     """Seconds of processor time."""
