@@ -308,7 +308,8 @@ def stop(engine: Orchestrator, deployment: Deployment, files: Path, say: Say) ->
     left = [line for command in engine.stays for line in _ask(_words(command, deployment, files))]
     if left:
         say(f"what stays, as it holds the runs: {', '.join(left)}")
-        say(f"take it away too: {engine.remove.format(name=deployment.name, files=files)}")
+        quoted = shlex.quote(str(files))
+        say(f"take it away too: {engine.remove.format(name=deployment.name, files=quoted)}")
     else:
         say("nothing is left")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from lightning_core.cli import main
 from lightning_core.cli.training import call_once, read_launch
 from lightning_core.deploy.deployment import RUNS, Deployment, read_deployment
 from lightning_core.deploy.documents import make_values
@@ -237,3 +239,19 @@ def test_an_image_gets_what_the_script_had_loaded_in_the_versions_that_are_here(
     assert "lightning_core/deploy/files/chart/Chart.yaml" in zipfile.ZipFile(wheel).namelist()
     assert (tmp_path / "out/.gitignore").read_text() == ".env\n"
     assert (tmp_path / "out/compose.yaml").read_text().startswith("# Made by a test.\nname: small\n")
+
+
+def test_the_start_line_is_one_that_a_shell_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my train.py").write_text((ROOT / "tests/cli/small_job.py").read_text())
+    monkeypatch.setenv("COLUMNS", "500")
+    given = ["deploy", "docker", "my train.py", "--out", "$(my) files"]
+    monkeypatch.setattr(sys, "argv", ["agentlightning", *given])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with in_folder(tmp_path), pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr()
+    (line,) = [line for line in (said.out + said.err).splitlines() if line.startswith("start it: ")]
+    assert shlex.split(line.removeprefix("start it: ")) == ["agentlightning", *given, "--up"]
+    assert (tmp_path / "$(my) files/compose.yaml").exists()
