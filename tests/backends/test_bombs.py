@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lightning_core.backends.chat import constraints
-from lightning_core.backends.chat.constraints import Grammars, Matcher, Meter, Words
+from lightning_core.backends.chat.constraints import Grammars, MaskMeter, Matcher, Words
 from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.chat.trials import Trials
 from lightning_core.errors import ConstraintError, EngineError, UnsupportedError
@@ -216,7 +216,7 @@ async def test_the_replies_to_one_request_share_their_time(qwen: Path) -> None:
         walk(first, token, words(grammars), 2)
         walk(second, token, words(grammars), 2)
         assert first._meter is second._meter
-        assert isinstance(first._meter, Meter)
+        assert isinstance(first._meter, MaskMeter)
         assert first._meter.tokens == 4
         assert first._meter.spent > 0.0
 

@@ -40,7 +40,7 @@ class Voice:
     agent: str = "writer"
     in_path: bool = False
     regex: str | None = None
-    """What the replies are held to."""
+    """The regular expression that the replies match."""
 
 
 VOICES: Final = (

@@ -118,7 +118,7 @@ class Composed:
 
 
 @dataclass(slots=True)
-class Meter:
+class MaskMeter:
     """Time and tokens of the masks of one request's replies, together."""
 
     spent: float = 0.0
@@ -132,7 +132,7 @@ class Matcher:
     __slots__ = ("_failed", "_matcher", "_meter", "grammar")
 
     def __init__(
-        self, matcher: LLMatcher, grammar: str, failed: Callable[[], None], meter: Meter | None
+        self, matcher: LLMatcher, grammar: str, failed: Callable[[], None], meter: MaskMeter | None
     ) -> None:
         """`failed` is called once the library can't go on. Without a meter a reply may take its time."""
         self._matcher, self.grammar, self._failed, self._meter = matcher, grammar, failed, meter
@@ -241,11 +241,11 @@ class Grammars:
         """Whether `start` has nothing to prepare."""
         return (grammar, True) in self._ready
 
-    def start(self, grammar: str, meter: Meter | None = None) -> Matcher:
+    def start(self, grammar: str, meter: MaskMeter | None = None) -> Matcher:
         """The beginning of a reply, whose grammar was admitted. Replies to one request share a meter."""
-        return self._start(grammar, meter or Meter())
+        return self._start(grammar, meter or MaskMeter())
 
-    def _start(self, grammar: str, meter: Meter | None) -> Matcher:
+    def _start(self, grammar: str, meter: MaskMeter | None) -> Matcher:
         """Without a meter: of a reply that was recorded."""
         bounded = meter is not None
         matcher = self._prepared(grammar, "this grammar", bounded=bounded).deep_copy()

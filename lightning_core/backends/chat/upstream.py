@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from lightning_core.backends.chat.channels import Channels
 from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.chat.constraints import Composed, Grammars, Matcher, Meter
+from lightning_core.backends.chat.constraints import Composed, Grammars, MaskMeter, Matcher
 from lightning_core.backends.chat.prompts import Prompts, make_room
 from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, TextStream, hidden_ids
 from lightning_core.backends.chat.speech import Speech
@@ -175,7 +175,7 @@ class ChatUpstream:
                 stop.set()
 
     def _starts(self, grammar: str, many: int) -> list[Matcher | None]:
-        meter = Meter()
+        meter = MaskMeter()
         return [self.grammars.start(grammar, meter) for _ in range(many)]
 
     async def _prompt(self, request: ChatRequest) -> tuple[list[int], list[str] | None]:
