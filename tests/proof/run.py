@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.limits import Limits
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
@@ -41,6 +42,11 @@ FRAMEWORKS = {
 }
 """The modules with plays, and the package each needs. CrewAI and LlamaIndex are not there beside openai 3,
 and ADK is there only."""
+
+
+PATIENT = Limits(head_seconds=300.0, body_seconds=300.0)
+"""All frameworks start on one loop, which stands still meanwhile. On a busy machine that takes longer than
+the 30 s after which the gateway closes a silent connection, and a bare client does not try again."""
 
 
 @dataclass(slots=True)
@@ -143,9 +149,8 @@ async def prove(folder: Path, *, calls: int, rollouts: int) -> Proof:
         prompts = await _put_prompts(store)
         stage = Stage(plays, per_play, repeats=math.ceil(calls / (per_play * of_one_run)))
         await store.enqueue(stage.rollouts)
-        async with GatewayServer(
-            Gateway(ProofEngine(), store, tokens, agents=None, prompts=prompts)
-        ) as server:
+        gateway = Gateway(ProofEngine(), store, tokens, agents=None, prompts=prompts)
+        async with GatewayServer(gateway, limits=PATIENT) as server:
 
             def scope_for(attempt: Attempt) -> Scope:
                 key = tokens.issue(attempt.rollout, attempt.number)
