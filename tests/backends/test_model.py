@@ -30,6 +30,14 @@ def broken(qwen: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(qwen, tmp_path / "broken"))
 
 
+@pytest.mark.parametrize(
+    ("model", "meant"), [("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tinny", "tiny")]
+)
+def test_a_misspelt_shipped_model_gets_the_name_that_was_meant(model: str, meant: str) -> None:
+    with pytest.raises(ModelError, match=f"no model folder '{model}'; did you mean '{meant}'"):
+        LocalBackend(model)
+
+
 def test_a_folder_that_does_not_exist_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model folder .*nowhere"):
         LocalBackend(tmp_path / "nowhere")
