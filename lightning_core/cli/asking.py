@@ -16,7 +16,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from lightning_core.cli.rollouts import choose, find_rollouts, open_run, rollout_tree
+from lightning_core.cli.rollouts import choose, find_rollouts, open_run, reading, rollout_tree
 from lightning_core.cli.serving import say
 from lightning_core.cli.training import SET, call_once, read_launch
 from lightning_core.credit.base import Baseline, Scale
@@ -97,7 +97,8 @@ def why(
     agentlightning why runs/demo
     agentlightning why runs/demo best
     """
-    asyncio.run(_show_why(run, rollout))
+    with reading(run):
+        asyncio.run(_show_why(run, rollout))
 
 
 async def _show_why(path: Path, which: str) -> None:
@@ -135,7 +136,8 @@ def whatif(
     )
     if other == Other():
         raise ConfigError("nothing is to be different: give --credit, --baseline, --scale or --without-air")
-    asyncio.run(_show_what_if(run, step, other))
+    with reading(run):
+        asyncio.run(_show_what_if(run, step, other))
 
 
 async def _show_what_if(path: Path, step: int, other: Other) -> None:
@@ -167,4 +169,6 @@ def report(run: _Run) -> None:
     """
     from lightning_core.console.saving import write_report
 
-    say(f"wrote {write_report(run, load_plugins())}")
+    with reading(run):
+        written = write_report(run, load_plugins())
+    say(f"wrote {written}")

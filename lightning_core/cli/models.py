@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.backends.base import Backend, TensorChange, check_versions
-from lightning_core.cli.rollouts import open_run
+from lightning_core.cli.rollouts import open_run, reading
 from lightning_core.cli.runs import describe_age
 from lightning_core.errors import ConfigError
 from lightning_core.heartbeat import check_not_trained
@@ -82,7 +82,8 @@ def list_command(context: typer.Context, run: _Run) -> None:
 
     agentlightning models list runs/demo
     """
-    asyncio.run(list_versions(run, context.obj.store, context.obj.name))
+    with reading(run):
+        asyncio.run(list_versions(run, context.obj.store, context.obj.name))
 
 
 @app.command()
@@ -97,7 +98,8 @@ def diff(
     agentlightning models diff runs/demo 0 40
     """
     where = context.obj
-    asyncio.run(show_difference(run, where.store, where.name, (before, after)))
+    with reading(run):
+        asyncio.run(show_difference(run, where.store, where.name, (before, after)))
 
 
 @app.command()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lightning_core import transcript
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, StoreError
 from lightning_core.insight.failures import find_refused, group_failures
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import Reason, reasons_of
@@ -93,6 +93,21 @@ def read_filter(where: Sequence[str]) -> Filter:
             kind = "a whole number" if name == "step" else f"one of {', '.join(Status)}"
             raise ConfigError(f"--where {each!r}: give {kind}") from None
     return Filter(**given)
+
+
+@contextmanager
+def reading(run: Path | str) -> Iterator[None]:
+    """While a run's records are read and printed: raises StoreError, which names the run, where a value is
+    not of the type that training writes."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise StoreError(
+            f"the records of run {str(run)!r} can't be shown: a value is not of the type that training "
+            f"writes ({type(error).__name__}: {said[:300]}). Put a copy of its store in place, "
+            "or remove the run: agentlightning runs rm"
+        ) from error
 
 
 @asynccontextmanager

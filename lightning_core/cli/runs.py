@@ -27,10 +27,11 @@ from lightning_core.cli.rollouts import (
     find_rollouts,
     open_run,
     read_filter,
+    reading,
     show_newest,
     show_rollouts,
 )
-from lightning_core.errors import ConfigError, LightningError, StoreError, UnsupportedError
+from lightning_core.errors import ConfigError, LightningError, UnsupportedError
 from lightning_core.heartbeat import find_living, living
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change
@@ -68,14 +69,6 @@ from lightning_core.types import Member
 _ROLLOUT = "A rollout: its id, how the id begins or ends; or 'best' or 'worst' trained, or 'failed'"
 _WHERE = "Only rollouts with this task, step, split, agent, status or field of the task; may be repeated."
 _Run = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")]
-
-
-_ODD: Final = (TypeError, ValueError, KeyError, AttributeError)
-"""Errors that a stranger's record may cause, whose values can be of any type."""
-
-
-def _odd(error: Exception) -> str:
-    return f"a value is not of the type that training writes ({type(error).__name__}: {error})"
 
 
 class _Listing(typer.core.TyperGroup):
@@ -117,17 +110,17 @@ def show(
     """
     wanted = read_filter(where or ())
     if rollout is None and not wanted.said and not full:
-        try:
+        with reading(run):
             asyncio.run(show_run(run))
-        except _ODD as error:
-            raise StoreError(f"the records of run {str(run)!r} can't be shown: {_odd(error)}") from error
     else:
-        asyncio.run(show_rollouts(run, rollout, wanted, full=full))
+        with reading(run):
+            asyncio.run(show_rollouts(run, rollout, wanted, full=full))
 
 
 def alerts(run: _Run) -> None:
     """List the warnings of a run, oldest first: what happened, to what, and what to do."""
-    asyncio.run(list_alerts(run))
+    with reading(run):
+        asyncio.run(list_alerts(run))
 
 
 def sync(
@@ -146,10 +139,8 @@ def sync(
         agentlightning sync runs/demo http://localhost:4318
         agentlightning sync runs/demo logs/demo
     """
-    if "://" in target:
-        asyncio.run(sync_run(run, target))
-    else:
-        asyncio.run(sync_tensorboard(run, Path(target)))
+    with reading(run):
+        asyncio.run(sync_run(run, target) if "://" in target else sync_tensorboard(run, Path(target)))
 
 
 def plugins() -> None:

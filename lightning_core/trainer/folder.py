@@ -143,7 +143,9 @@ class RunFolder:
             address = json.loads(self.address_file.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except ValueError:
+        except OSError as error:
+            raise ConfigError(f"{str(self.address_file)!r} can't be read: {error.strerror}") from error
+        except (ValueError, RecursionError):
             address = None
         if not _is_address(address):
             raise ConfigError(

@@ -208,3 +208,61 @@ def test_a_damaged_store_is_named_and_harms_no_list(
     listed = command("runs", folder.parent)
     assert "Traceback" not in listed
     assert "unreadable" in listed
+
+
+VERBS = (
+    *(("show",), ("show", "--full"), ("show", "--rollout", "r", "--full"), ("why", "r"), ("alerts",)),
+    *(("whatif", "--credit", "uniform"), ("models", "list"), ("sync", "out")),
+)
+CHANGES = {
+    "no table": "DROP TABLE rollouts",
+    "no column": "ALTER TABLE metrics RENAME COLUMN step TO other",
+    "bytes": "UPDATE rollouts SET task = x'ff00'",
+    "a list": "UPDATE runs SET config = '[1]'",
+    "a place": "UPDATE rollouts SET place = 5, split = 'validation', status = 'succeeded'",
+    "numbers": 'UPDATE metrics SET "values" = \'{"reward": "much"}\'',
+}
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_names_the_run_or_store_that_is_damaged(
+    damaged: tuple[Path, sqlite3.Connection],
+    command: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
+) -> None:
+    """No verb ends in a traceback: any error but one of this package would leave `main`."""
+    folder, connection = damaged
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.chdir(folder.parent)
+    at = 2 if verb[0] == "models" else 1
+    whole = (folder / "store.db").read_bytes()
+    for statement in CHANGES.values():
+        connection.execute(statement)
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        said = command(*verb[:at], folder, *verb[at:])
+        assert "Traceback" not in said
+        if "Error" in said:
+            assert str(folder) in said or "'a'" in said
+        connection.close()
+        (folder / "store.db").write_bytes(whole)
+        connection = sqlite3.connect(folder / "store.db", isolation_level=None)
+    connection.close()
+    for junk in (b"junk" * 5_000, whole[:5_000]):
+        (folder / "store.db").write_bytes(junk)
+        assert "store.db" in command(*verb[:at], folder, *verb[at:])
+
+
+def test_a_folder_that_does_not_say_its_run_is_named(
+    tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    folder = tmp_path / "a"
+    folder.mkdir()
+    file = folder / "run.json"
+    for content in (b"", b"5", b"[" * 100_000, b"\xff", b'{"run": 5, "store": null}', b'{"run": "a"}'):
+        file.write_bytes(content)
+        assert f"{str(file)!r} does not say which run this is: write" in command("show", folder)
+    file.unlink()
+    file.mkdir()
+    assert f"{str(file)!r} can't be read: Is a directory" in command("show", folder)

@@ -30,6 +30,8 @@ def find_fault(case: Case, answer: Answer) -> str | None:
         return f"the answer {answer.status} breaks off after {len(answer.body)} bytes"
     if answer.status >= 500:
         return f"{answer.status}: {answer.body[:300]!r}"
+    if answer.status == 204:  # to OPTIONS, as a browser asks before it sends
+        return "204 with a body" if answer.body else None
     if case.method == "HEAD" or answer.body == _BEFORE_HTTP or 300 <= answer.status < 400:
         return None
     if answer.status >= 400:
