@@ -33,6 +33,8 @@ from tests.fuzz.memory import check_memory, fill_memory
 MEMORY_GIB = 6
 """Address space of the server: an attack on its memory shall not take the machine's."""
 SUITES = {suite.name: suite for suite in (REQUESTS, CONSTRAINTS)}
+_FILLED = 2_000
+"""Cases from which on the memory that the engine keeps for prompts is filled first."""
 _MEASURED = 10_000
 """Cases from which on the slope of the memory is judged."""
 
@@ -62,7 +64,7 @@ def fuzz(
     """Send these cases to a server of their own."""
     with tempfile.TemporaryDirectory(prefix="lightning-fuzz-") as folder:
         with TinyServer(Path(folder), memory_gib=MEMORY_GIB) as server:
-            if measured:
+            if len(numbers) >= _FILLED:
                 fill_memory(server)
             campaign = Campaign(server, suite, seed, numbers, (lambda _: None) if quiet else say)
             outcome = asyncio.run(campaign.run())
