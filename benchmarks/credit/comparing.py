@@ -93,9 +93,10 @@ def compare(
     trials: int,
     rates: tuple[float, ...] = RATES,
     known: Outcome | None = None,
+    whole: int = WHOLE,
 ) -> Outcome:
-    """Find the rate, then train on every seed. With `known`, which has fewer seeds, at its rate and only on
-    the others; on all if it has fewer than `WHOLE`."""
+    """Find the rate, then train on every seed, on the first `whole` beyond the threshold. With `known`, which
+    has fewer seeds, at its rate and only on the others; on all if it has fewer than `whole`."""
     aim = THRESHOLD * truth.optimum
 
     def score(rate: float, times: int) -> Score:
@@ -108,15 +109,15 @@ def compare(
         rate, scores = find_rate(score, rates)
         tried = {f"{tried:g}": found[0] for tried, found in sorted(scores.items())}
         known = Outcome(rate=rate, tried=tried, rollouts=[], final=[], curve=[])
-    done = known.rollouts if len(known.rollouts) >= WHOLE else []
+    done = known.rollouts if len(known.rollouts) >= whole else []
     new = range(len(done), seeds)
-    runs = [train(truth, method, known.rate, seed, updates, aim, until=seed >= WHOLE) for seed in new]
+    runs = [train(truth, method, known.rate, seed, updates, aim, until=seed >= whole) for seed in new]
     reached = [None if run.reached is None else method.batch * run.reached for run in runs]
     found: dict[str, list[Any]] = {"rollouts": [*done, *reached]}
     if not done:
-        whole = [run.success for run in runs[:WHOLE]]
-        found["final"] = [round(success[-1], 4) for success in whole]
-        found["curve"] = [round(median(now), 3) for now in zip(*whole, strict=True)]
+        success = [run.success for run in runs[:whole]]
+        found["final"] = [round(each[-1], 4) for each in success]
+        found["curve"] = [round(median(now), 3) for now in zip(*success, strict=True)]
     return known.model_copy(update=found)
 
 

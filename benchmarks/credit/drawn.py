@@ -91,6 +91,13 @@ class Drawn:
             case _:
                 return np.zeros_like(reply)
 
+    def observation(self, turn: int, shown: int) -> str:
+        """The text that a call is shown, where it is not unique."""
+        if turn == 0:
+            return "task"
+        number = f"{turn} " if self.numbered or self.shown == "turn" else ""
+        return f"{number}{shown}"
+
     # the truth --------------------------------------------------------------------------------------
     @cached_property
     def _solved(self) -> tuple[float, Floats]:
@@ -219,7 +226,8 @@ class Played:
         prompt: tuple[int, ...] = (FIRST_SHOWN + group,)
         for turn in np.flatnonzero(self.alive[at]).tolist():
             shown = int(self.shown[at][turn])
-            observation = self._observation(turn, shown, name)
+            unique = f"{name} {turn}" if turn and game.shown == "unique" else None
+            observation = unique or game.observation(turn, shown)
             reply = int(self.reply[at][turn])
             chance = game.policy[self.kind[at], turn, shown, reply]
             prompt = (*prompt, FIRST_SHOWN + shown)
@@ -241,14 +249,6 @@ class Played:
             prompt = (*prompt, reply)
         paid = float(self.pay[at].sum())
         return Trajectory(name, group_id, str(self.kind[at]), float(self.final[at]), tuple(made), paid)
-
-    def _observation(self, turn: int, shown: int, name: str) -> str:
-        if turn == 0:
-            return "task"
-        if self.game.shown == "unique":
-            return f"{name} {turn}"
-        number = f"{turn} " if self.game.numbered or self.game.shown == "turn" else ""
-        return f"{number}{shown}"
 
 
 # drawing ----------------------------------------------------------------------------------------------

@@ -10,7 +10,11 @@ import pytest
 
 from benchmarks.credit.drawn import Drawn, draw, paid_turns, two_calls
 from benchmarks.credit.family import Found, Record, measure, written
+from benchmarks.credit.learning import Drawing, table
+from benchmarks.credit.learning import Record as Learnings
+from benchmarks.credit.truth import Truth
 from benchmarks.intervals import Interval
+from benchmarks.page import PAGE, RECORDS, insert
 from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.whole import uniform
 
@@ -61,3 +65,18 @@ def test_a_bound_without_limit_is_read_as_it_was_written():
     found = Found(about="", calls=2, success=0.1, cost=1.0, ratios={"state": Interval(1.0, 0.0, math.inf)})
     record = Record(set="report", games={"drawn 1": found})
     assert Record.model_validate_json(written(record)) == record
+
+
+@pytest.mark.parametrize("seed", [10_081, 10_000, 10_165])
+def test_a_game_as_an_environment_has_the_success_that_the_game_counts(seed):
+    game = draw(seed)
+    even = replace(game, policy=np.full(game.shape, 1 / game.shape[3]))
+    truth = Truth(Drawing(game, tasks=game.shape[0]))
+    assert truth.success(truth.even) == pytest.approx(even.success)
+    assert truth.optimum <= 1
+
+
+def test_the_published_learning_table_is_what_the_record_says():
+    record = Learnings.model_validate_json((RECORDS / "credit-learning.json").read_bytes())
+    assert len(record.games) >= 10
+    assert insert(PAGE.read_text(), record, table(record)) == PAGE.read_text()

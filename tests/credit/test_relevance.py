@@ -1,4 +1,4 @@
-"""Relevance credit: its weights by hand, and that they turn no gradient."""
+"""Relevance credit: its weights by hand, and that they, and those of evidence, turn no gradient."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lightning_core.credit.base import Comparison, Credit, add_up, assign, group_by_id
+from lightning_core.credit.evidence import BatchEvidence
 from lightning_core.credit.relevance import (
     Learnt,
     Relevance,
@@ -246,6 +247,10 @@ def test_weights_change_how_far_a_turn_goes_and_not_where_to():
     off, lengths = furthest(estimates(Relevance(floor=0.0)))
     assert off < 4.5
     assert all(0 < length < 1 for length in lengths)
+
+
+def test_what_other_groups_choose_turns_no_gradient():
+    assert furthest(estimates(BatchEvidence(), batches=500))[0] < 4.5
 
 
 def test_a_weight_by_its_own_return_is_found_out():

@@ -9,12 +9,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from lightning_core.credit.base import Baseline, Comparison, Credit, assign
+from lightning_core.credit.base import Baseline, Comparison, Credit, add_up, assign
 from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.tabular import Tabular, state
 from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.types import Trajectory
 from tests.credit.game import POLICY, START, Floats, gradient, play, probabilities, score, stories, total
+from tests.credit.telling import Said, tell
 
 GROUPS, SIZE = 3000, 4
 
@@ -41,7 +42,7 @@ def unseeing(trajectory: Trajectory) -> Trajectory:
 
 def distance(found: Floats, wanted: Floats | None = None) -> float:
     """How many standard errors the mean estimate is off the true gradient, where it is furthest off."""
-    error = found.std(0) / np.sqrt(len(found))
+    error = np.maximum(found.std(0) / np.sqrt(len(found)), 1e-9)
     wanted = gradient(POLICY) if wanted is None else wanted
     return float((np.abs(found.mean(0) - wanted) / error).max())
 
@@ -94,5 +95,34 @@ def test_what_is_biased_is_found_out(credit, baseline):
 
 def test_state_is_unbiased_also_if_observations_hide_everything():
     assert distance(estimates(state, blind=True)) < 4.5
-    # a state counts how often it was shown, so here even the next state alone tells what a reply did
-    assert distance(estimates(Tabular(own=0.0), blind=True)) < 4.5
+
+
+def hidden_plans(credit: Credit) -> Floats:
+    """(GROUPS, call) slopes in a game of two calls with two replies each, all equally likely: 1 if both are
+    right, and the second call is shown the same after either plan. The true slopes are 1/2 * 1/2 * 1/2."""
+    random = Random(0)
+    found = np.zeros((GROUPS, 2))
+    for number in range(GROUPS):
+        replies = [(random.randrange(2), random.randrange(2)) for _ in range(SIZE)]
+        group = [
+            tell(
+                place,
+                float(plan == deed == 1),
+                Said("planner", shown="task", reply=plan),
+                Said("doer", shown="a plan is made", reply=deed),
+            )
+            for place, (plan, deed) in enumerate(replies)
+        ]
+        advantages = add_up(group, credit(group), "leave_one_out", "none")
+        for (name, call, _), advantage in advantages.items():
+            chosen = replies[int(name[1:])][int(call[1:])]
+            found[number, int(call[1:])] += advantage * (chosen - 0.5) / SIZE
+    return found
+
+
+@pytest.mark.parametrize("own", [0.0, 0.5, 1.0])
+def test_what_the_next_state_hides_is_learnt_by_the_share_of_the_own_return_alone(own):
+    found = hidden_plans(Tabular(own=own))
+    assert distance(found, np.array([own / 8, 1 / 8])) < 4.5
+    biased = distance(found, np.array([1 / 8, 1 / 8])) > 6
+    assert biased == (own < 1)

@@ -1,0 +1,298 @@
+"""Learning curves in games drawn at random: rollouts to 90 % of the best success by each credit method.
+
+    python -m benchmarks.credit.learning                   # goes on where an earlier one ended
+    python -m benchmarks.credit.learning --quick           # a few updates, to see that it runs
+
+Games are of the set that is only reported: for each rule and each size of batch the first one that has three
+or more calls and as many replies to each, repeats what it shows, begins at .02 to .5 of the best success, and
+takes `HARD` updates of the exact gradient. Batches are as large as the game says. The policy begins even, not
+leaning as the game says. Runs are those of `benchmarks.credit`: credit, loss and optimizer are the trainer's,
+and each method has its own best learning rate, found on other seeds. They end at the threshold.
+Writes `benchmarks/results/credit-learning.json` and its table into `benchmarks/results/README.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from rich.console import Console
+
+from benchmarks.credit.comparing import (
+    EXACT,
+    RATES,
+    START,
+    THRESHOLD,
+    Comparison,
+    Outcome,
+    compare,
+    find_method,
+)
+from benchmarks.credit.drawn import Drawn, draw
+from benchmarks.credit.environment import TASKS, State, Turn
+from benchmarks.credit.environment import Outcome as Reached
+from benchmarks.credit.family import BASE, SETS, describe
+from benchmarks.credit.running import Plan
+from benchmarks.credit.tables import rollouts_of
+from benchmarks.credit.training import Method, train
+from benchmarks.credit.truth import Truth
+from benchmarks.intervals import Interval, mean_of, mean_ratio_of
+from benchmarks.page import PAGE, RECORDS, insert
+from lightning_core.algorithms.policy_gradient import GRPO
+from lightning_core.plugins import load_plugins
+
+METHODS = ("uniform", "evidence", "relevance")
+GAMES = 300
+"""Games of the reported set to choose from."""
+SIZES = (40, 100)
+"""Rollouts from which a batch counts as middling and as large."""
+MOST_CALLS = 1000
+"""Calls of a batch, at most."""
+UPDATES = 60
+HARD = range(4, 41)
+"""Updates to 90 % of the best with the exact gradient, at the middle rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A drawn game as an environment. State: (task, turn, deciding calls that were right, what is shown)."""
+
+    game: Drawn
+    tasks: int = TASKS
+    remembers: bool = False
+    wordings: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.game.name
+
+    @property
+    def actions(self) -> int:
+        return self.game.shape[3]
+
+    @property
+    def noise(self) -> float:
+        return self.game.noise
+
+    def start(self, task: int) -> list[Reached]:
+        return [Reached((task, 0, 0, 0))]
+
+    def turn(self, state: State) -> Turn | None:
+        task, turn, _, shown = state
+        if turn == self.game.shape[1]:
+            return None
+        about, kind = divmod(task, self.game.shape[0])
+        told = (f"kind{kind}",) if self.game.told else ()
+        before = (*told, f"about{about}", f"turn{turn}")
+        return Turn(self.game.agents[turn], self.game.observation(turn, shown), before)
+
+    def act(self, state: State, action: int) -> list[Reached]:
+        task, turn, right, _ = state
+        game, last = self.game, self.game.shape[1]
+        kind = task % game.shape[0]
+        decides = bool(game.decides[kind, turn])
+        counts = decides and bool(game.right[kind, turn, action])
+        right += counts
+        shown = game.next_shown(*(np.array([each]) for each in (action, counts, right)))
+        pay = counts * game.paid / int(game.deciding[kind])
+        after, over = (task, turn + 1, right, int(shown[0])), (task, last, right, 0)
+        if turn + 1 == last or (game.fails_fast and decides and not counts):
+            return [Reached(over, reward=pay)]
+        going_on = [Reached(after, 1 - game.stop, pay)]
+        return [*going_on, Reached(over, game.stop, pay)] if game.stop else going_on
+
+    def success(self, state: State) -> float:
+        task, _, right, _ = state
+        return float(self.game.final(np.array([task % self.game.shape[0]]), np.array([right]))[0])
+
+
+def choose(games: int = GAMES) -> dict[tuple[str, int], Drawn]:
+    """The first fit game for each rule and size of batch."""
+    found: dict[tuple[str, int], Drawn] = {}
+    for seed in range(SETS["report"], SETS["report"] + games):
+        game = draw(seed)
+        cell = rule_of(game), sum(game.groups * game.group_size >= size for size in SIZES)
+        if cell not in found and is_fit(game):
+            found[cell] = game
+    return dict(sorted(found.items()))
+
+
+def rule_of(game: Drawn) -> str:
+    return "one" if int(game.deciding.max()) == 1 else game.rule
+
+
+def is_fit(game: Drawn) -> bool:
+    """Whether a policy that knows nothing can learn it, but not at once."""
+    turns, replies = game.shape[1], (game.policy > 0).sum(-1)
+    calls = game.groups * game.group_size * turns
+    if turns < 3 or calls > MOST_CALLS or game.shown == "unique" or replies.min() < replies.max():
+        return False
+    truth = Truth(Drawing(game, tasks=game.shape[0]))
+    if not 0.02 <= truth.success(truth.even) / truth.optimum <= 0.5:
+        return False
+    exact, aim = find_method(EXACT, load_plugins()), THRESHOLD * truth.optimum
+    return train(truth, exact, RATES[START], 0, HARD[-1], aim, until=True).reached in HARD
+
+
+class Learnt(BaseModel):
+    """A game, and the outcome of each method in it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    about: str
+    comparison: Comparison
+
+
+class Record(BaseModel):
+    """All games by name."""
+
+    model_config = ConfigDict(frozen=True)
+
+    games: dict[str, Learnt] = {}
+
+    @property
+    def name(self) -> str:
+        return "credit-learning"
+
+    @property
+    def title(self) -> str:
+        return "Learning curves in games drawn at random"
+
+    @property
+    def command(self) -> str:
+        return "python -m benchmarks.credit.learning"
+
+    def has(self, game: Drawn, method: str, plan: Plan) -> bool:
+        """Whether a method was run in a game with as many seeds and updates."""
+        if game.name not in self.games:
+            return False
+        comparison = self.games[game.name].comparison
+        outcome = comparison.outcomes.get(method)
+        return (
+            outcome is not None and comparison.updates == plan.updates and len(outcome.rollouts) >= plan.seeds
+        )
+
+    def with_outcome(self, game: Drawn, found: Comparison) -> Record:
+        """With one more outcome, beside those of equal settings."""
+        before = self.games.get(game.name)
+        kept = {}
+        if before and before.comparison.model_copy(update={"outcomes": found.outcomes}) == found:
+            kept = before.comparison.outcomes
+        merged = found.model_copy(update={"outcomes": {**kept, **found.outcomes}})
+        return Record(games={**self.games, game.name: Learnt(about=describe(game), comparison=merged)})
+
+
+def learn(game: Drawn, name: str, plan: Plan) -> Comparison:
+    """One method in one game."""
+    truth, found = Truth(Drawing(game)), find_method(name, load_plugins())
+    algorithm = GRPO(group_size=game.group_size, tasks_per_step=game.groups)
+    method = Method(name, found.credit, algorithm)
+    updates = plan.updates or UPDATES
+    outcome = compare(truth, method, updates, plan.seeds, plan.trials, plan.rates, whole=0)
+    start = truth.success(truth.even)
+    return Comparison(
+        optimum=truth.optimum, start=start, updates=updates, batch=method.batch, outcomes={name: outcome}
+    )
+
+
+Runs = dict[str, list[float]]
+"""The rollouts of each method's runs."""
+
+
+def table(record: Record) -> str:
+    """A line for each game, and under them what they come to."""
+    others = [name for name in METHODS if name != BASE]
+    lines = [
+        _row(["game", *METHODS, *(f"{name} ÷ {BASE}" for name in others)]),
+        f"|{'---|' * (1 + len(METHODS) + len(others))}",
+    ]
+    found = {name: _runs(learnt.comparison) for name, learnt in record.games.items()}
+    for name, runs in found.items():
+        of = record.games[name].comparison
+        about = f"{name}: {record.games[name].about}; {of.start:.2f} to {of.optimum:.2f}"
+        counts = [_told(runs[method], of.outcomes[method]) if method in runs else "–" for method in METHODS]
+        lines.append(_row([about, *counts, *(_show(_ratios([runs], other)) for other in others)]))
+    blank = [""] * len(METHODS)
+    for word, of_all in (("mean", fmean), ("median", median), ("worst", max)):
+        ratios = [[fmean(v) / fmean(base) for v, base in _pairs(found.values(), other)] for other in others]
+        cells = [f"{of_all(each):.2f}" if each else "–" for each in ratios]
+        lines.append(_row([f"{word} of the games", *blank, *cells]))
+    lines.append(_row(["interval of the mean", *blank, *(_show(_ratios(found.values(), m)) for m in others)]))
+    for word in ("more", "fewer"):
+        cells = [str(sum(_differs(runs, other) == word for runs in found.values())) for other in others]
+        lines.append(_row([f"games with {word} rollouts beyond chance", *blank, *cells]))
+    return "\n".join(lines)
+
+
+def _runs(comparison: Comparison) -> Runs:
+    return {name: rollouts_of(outcome, comparison) for name, outcome in comparison.outcomes.items()}
+
+
+def _pairs(games: Iterable[Runs], method: str) -> list[tuple[list[float], list[float]]]:
+    """The rollouts of a method and of the base, where both have as many seeds."""
+    pairs = [(runs[method], runs[BASE]) for runs in games if method in runs and BASE in runs]
+    return [(values, base) for values, base in pairs if len(values) == len(base)]
+
+
+def _ratios(games: Iterable[Runs], method: str) -> Interval | None:
+    pairs = _pairs(games, method)
+    return mean_ratio_of(pairs, fmean) if pairs else None
+
+
+def _differs(runs: Runs, method: str) -> str:
+    """Returns "more" or "fewer" where Student's t of the differences by seed says so, else ""."""
+    for values, base in _pairs([runs], method):
+        found = mean_of([value - other for value, other in zip(values, base, strict=True)])
+        return "more" if found.low > 0 else "fewer" if found.high < 0 else ""
+    return ""
+
+
+def _told(rollouts: Sequence[float], outcome: Outcome) -> str:
+    lost = outcome.rollouts.count(None)
+    return f"{fmean(rollouts):,.0f}{f', {lost} never' * bool(lost)} ({outcome.rate:g})"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _show(ratio: Interval | None) -> str:
+    return "–" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.credit.learning", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--seeds", type=int, default=10, help="runs that are reported")
+    parser.add_argument("--trials", type=int, default=2, help="runs for each learning rate tried")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="of a run, at most")
+    parser.add_argument("--quick", action="store_true", help="two seeds of five updates in one game")
+    parser.add_argument("--record", type=Path, default=RECORDS / "credit-learning.json")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args(arguments)
+    plan = Plan("grpo", options.seeds, options.trials, options.updates)
+    games = list(choose().values())
+    if options.quick:
+        plan, games = Plan("grpo", 2, 1, updates=5, rates=(0.04,)), games[:1]
+    path: Path = options.record
+    record = Record.model_validate_json(path.read_bytes()) if path.exists() else Record()
+    torch.set_num_threads(1)
+    for game, method in itertools.product(games, METHODS):
+        if record.has(game, method, plan):
+            continue
+        record = record.with_outcome(game, learn(game, method, plan))
+        path.write_text(record.model_dump_json() + "\n")
+        options.page.write_text(insert(options.page.read_text(), record, table(record)))
+        Console().print(f"{game.name}, {method}: {record.games[game.name].comparison.outcomes[method]}")
+
+
+if __name__ == "__main__":
+    main()
