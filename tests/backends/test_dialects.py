@@ -96,7 +96,7 @@ async def test_the_usage_has_the_tokens_that_the_engine_reused(qwen: Path, path:
         usages, hits = [], [0]
         for _ in range(2):
             usages.append((await web.post(path, json={"model": "m", **body})).json()["usage"])
-            hits.append(backend.engine.hit_tokens)
+            hits.append(backend.sampler.hit_tokens)
         first, second = usages
         assert (cached(first), cached(second)) == (0, hits[2])
         assert hits[1] == 0 < hits[2]

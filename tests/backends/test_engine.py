@@ -80,7 +80,7 @@ async def test_greedy_replies_equal_generate_token_by_token_with_mixed_lengths_a
                     pad_token_id=0,
                 )
                 assert reply.ids == wanted[0, prompt.shape[1] :].tolist()
-        assert backend.engine.hit_tokens > 100
+        assert backend.sampler.hit_tokens > 100
 
 
 async def test_sampled_logprobs_equal_a_plain_forward_at_the_temperature(folder: Path) -> None:
@@ -279,7 +279,7 @@ async def test_a_cancelled_request_frees_its_row_for_the_next(qwen: Path) -> Non
         await generation.aclose()
         reply = await ask(backend, "second", max_tokens=4)
         assert len(reply.ids) <= 4
-        assert backend.engine.running == backend.engine.waiting == 0
+        assert backend.sampler.running == backend.engine.waiting == 0
 
 
 def _request(text: str, **options: Any) -> Any:

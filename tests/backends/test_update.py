@@ -248,7 +248,7 @@ async def test_requests_are_held_while_weights_change_and_answered_by_the_new_ve
     async with serving(qwen) as backend:
         await backend.update(Batch(0, await sample_batch(backend)), Reinforce())
         running = asyncio.create_task(ask(backend, "before", max_tokens=400, seed=1))
-        while not backend.engine.running:
+        while not backend.sampler.running:
             await asyncio.sleep(0)
             assert not running.done()
         publish = asyncio.create_task(backend.publish())

@@ -6,12 +6,14 @@ import asyncio
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from lightning_core.backends.vllm.client import SOCKET
+
 
 class Network:
     """`async with Network(server.url) as network`: `network.url` leads to the server while `up`."""
 
     def __init__(self, url: str) -> None:
-        self._beyond = urlsplit(url)
+        self._beyond = url
         self._open: set[asyncio.StreamWriter] = set()
         self.up = True
 
@@ -34,7 +36,11 @@ class Network:
         if not self.up:
             writer.transport.abort()
             return
-        there, back = await asyncio.open_connection(self._beyond.hostname, self._beyond.port)
+        if self._beyond.startswith(SOCKET):
+            there, back = await asyncio.open_unix_connection(self._beyond.removeprefix(SOCKET))
+        else:
+            beyond = urlsplit(self._beyond)
+            there, back = await asyncio.open_connection(beyond.hostname, beyond.port)
         self._open |= {writer, back}
         await asyncio.gather(_pass(reader, back), _pass(there, writer))
         self._open -= {writer, back}

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession, UnixConnector, web
 from aiohttp.test_utils import TestServer
 
 from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.backends.vllm.client import Piece
+from lightning_core.backends.vllm.client import SOCKET, Piece
 from lightning_core.backends.vllm.dispatch import _write
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
@@ -141,18 +141,19 @@ async def without_token_ids(url: str) -> AsyncIterator[str]:
     """In front of a server, what makes of it one from before there were token ids in replies."""
 
     async def models(_: web.Request) -> web.Response:
-        async with session.get(f"{url}/v1/models") as reply:
+        async with session.get("http://localhost/v1/models") as reply:
             return web.json_response(await reply.json())
 
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()
         del body["return_token_ids"]
-        async with session.post(f"{url}/v1/completions", json=body) as reply:
+        async with session.post("http://localhost/v1/completions", json=body) as reply:
             return web.json_response(await reply.json())
 
     app = web.Application()
     app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
-    async with ClientSession() as session, TestServer(app) as old:
+    there = UnixConnector(url.removeprefix(SOCKET))
+    async with ClientSession(connector=there) as session, TestServer(app) as old:
         yield str(old.make_url("")).rstrip("/")
 
 

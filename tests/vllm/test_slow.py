@@ -21,7 +21,6 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.vllm.server import free_port
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from lightning_core.errors import EngineError
 from tests.backends.serving import gateway
@@ -74,7 +73,8 @@ def silent_server() -> Iterator[str]:
 @contextmanager
 def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A stand-in in a process of its own, and its address."""
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     program = str(Path(__file__).with_name("standin.py"))  # by its path: verl brings a `tests` of its own
     process = subprocess.Popen([sys.executable, program, str(port), *arguments])
     try:

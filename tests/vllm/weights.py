@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.vllm.client import Client
 from lightning_core.backends.vllm.server import VllmServer
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from tests.backends.serving import plain_logprobs
@@ -69,7 +69,8 @@ def rambling(folder: Path) -> Any:
 async def agrees(url: str, network: Any) -> None:
     """A server answers by these weights."""
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "logprobs": 0, "return_token_ids": True}
-    async with httpx.AsyncClient(timeout=60) as web:
-        choice = (await web.post(f"{url}/v1/completions", json=body)).json()["choices"][0]
+    asking = Client()
+    choice = (await asking.ask(url, "/v1/completions", body, 60.0))["choices"][0]
+    await asking.close()
     plain = plain_logprobs(network, PROMPT, choice["token_ids"])
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(plain, abs=1e-3)

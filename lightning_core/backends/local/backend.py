@@ -22,10 +22,11 @@ from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoint
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import load_model
+from lightning_core.backends.local.model import Model, load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.preflight import plan_run
+from lightning_core.backends.local.serving import Serving, TorchServing
 from lightning_core.backends.local.tuning import tune_decoding, tune_training
 from lightning_core.backends.local.versions import (
     Content,
@@ -38,7 +39,7 @@ from lightning_core.backends.local.versions import (
     open_version,
 )
 from lightning_core.backends.preflight import RunPlan
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
 from lightning_core.types import Demonstration, Key, Trajectory
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,7 @@ class BackendParts:
 
     policy: Policy
     speed: Speed
-    engine: Engine
-    upstream: ChatUpstream
+    serving: Serving
     optimizer: Optimizer
     critic: LocalCritic
     checkpoints: Checkpoints
@@ -72,7 +72,8 @@ class LocalBackend(LocalSettings):
     """Serves and trains a transformers causal LM in this process (`backends.base.Backend`).
 
     The engine answers from its own copy of the weights, so it goes on while an update is made; the price is
-    memory for the weights once more. Requests wait only while `publish` changes that copy.
+    memory for the weights once more. Requests wait only while `publish` changes that copy. With
+    `engine="vllm"` on a GPU they wait from `update` on, unless `sleep=False`.
     """
 
     name: ClassVar[str] = "local"
@@ -99,12 +100,17 @@ class LocalBackend(LocalSettings):
 
     @property
     def upstream(self) -> ChatUpstream:
-        return self._started.upstream
+        return self._started.serving.upstream
 
     @property
-    def engine(self) -> Engine:
-        """The engine, for its counters."""
-        return self._started.engine
+    def sampler(self) -> Engine:
+        """The engine in this process, for its counters. Raises ConfigError where another program samples."""
+        serving = self._started.serving
+        if not isinstance(serving, TorchServing):
+            raise ConfigError(
+                f"engine={self.engine!r} samples in a process of its own, which has no counters here"
+            )
+        return serving.engine
 
     @property
     def _started(self) -> BackendParts:
@@ -115,6 +121,11 @@ class LocalBackend(LocalSettings):
     def check(self, algorithm: Algorithm) -> None:
         """Any algorithm with a loss can be trained here."""
         check_loss(algorithm, "the local backend has")
+        if algorithm.staleness and self.sleeps:
+            raise UnsupportedError(
+                f"staleness={algorithm.staleness} lets rollouts go on while weights are trained, and vLLM "
+                "frees its memory meanwhile; give sleep=False if both fit into memory, or staleness=0"
+            )
 
     def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
         """Returns the plan of a run; loads only the model's configuration."""
@@ -122,7 +133,7 @@ class LocalBackend(LocalSettings):
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids) in the model's own chat template."""
-        return self._started.upstream.encode(demonstration)
+        return self._started.serving.upstream.encode(demonstration)
 
     async def set_reference(self, folder: Path) -> None:
         """The reference is from now on the policy in `folder`, read when an algorithm asks for it."""
@@ -131,8 +142,12 @@ class LocalBackend(LocalSettings):
     async def start(self) -> None:
         """Load the model, measure, and start serving."""
         if self._parts is None:
-            self._parts = await self._work(self._build)
-            self._parts.engine.start()
+            self._parts = parts = await self._work(self._build)
+            try:
+                await parts.serving.start()
+            except BaseException:
+                self._parts = None
+                raise
             self._switch_quickly()
 
     def _build(self) -> BackendParts:
@@ -142,37 +157,43 @@ class LocalBackend(LocalSettings):
         check = Exactness(model.network, model.sample, model.context)
         with check.refusing("served"):
             speed = tune_decoding(model, model.network, dtype=self.dtype)
-        engine = make_engine(model, model.network, *speed, self.max_batch, check)
+        serving = self._make_serving(model, speed, check)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)  # LoRA's start is random
             policy = Policy(model, self.lora)
         bfloat16 = speed[1] == torch.bfloat16
         with check.refusing("trained"):
             torch.set_num_threads(tune_training(policy, bfloat16=bfloat16))
-        upstream = ChatUpstream(model.chat, engine, seed=self.seed)
         optimizer = Optimizer(
             policy,
             self,
             source=self._source,
             bfloat16=bfloat16,
-            grammars=upstream.grammars,
+            grammars=serving.upstream.grammars,
         )
         check.check_training(optimizer.logprobs, speed[1])
         return BackendParts(
             policy=policy,
             speed=speed,
-            engine=engine,
-            upstream=upstream,
+            serving=serving,
             optimizer=optimizer,
             critic=LocalCritic(policy, self, bfloat16=bfloat16),
             checkpoints=Checkpoints(policy),
         )
 
+    def _make_serving(self, model: Model, speed: Speed, check: Exactness) -> Serving:
+        if self.engine == "torch":
+            engine = make_engine(model, model.network, *speed, self.max_batch, check)
+            return TorchServing(engine, ChatUpstream(model.chat, engine, seed=self.seed))
+        from lightning_core.backends.local.vllm import VllmServing  # where it is installed
+
+        return VllmServing(model, speed[1], self)
+
     async def close(self) -> None:
         """Stop serving; requests in flight end with an error, and an update is given up."""
         if self._parts is not None:
             self._parts.policy.closing.set()
-            await asyncio.to_thread(self._parts.engine.close)
+            await self._parts.serving.close()
         if self._switch_seconds is not None:
             sys.setswitchinterval(self._switch_seconds)
             self._switch_seconds = None
@@ -218,7 +239,13 @@ class LocalBackend(LocalSettings):
         Raises TrainingError, with the weights as they were, if it can't be made.
         """
         parts = self._started
-        return await self._work(lambda: _update(parts, batch, algorithm, self.policy_version))
+        if self.sleeps:
+            await parts.serving.sleep()
+        try:
+            return await self._work(lambda: _update(parts, batch, algorithm, self.policy_version))
+        except TrainingError:
+            await parts.serving.wake()
+            raise
 
     async def publish(self) -> int:
         """Answer with the updated weights, once the replies in flight have ended; returns their version."""
@@ -245,7 +272,7 @@ class LocalBackend(LocalSettings):
         """Go on exactly where `save` was called. Raises ModelError if the folder does not fit."""
         parts = self._started
         try:
-            await self._hold()
+            await parts.serving.hold()
             tensors, state = await self._work(lambda: parts.checkpoints.load(Path(folder)))
             if MOMENTS not in tensors:
                 log.warning(
@@ -257,25 +284,22 @@ class LocalBackend(LocalSettings):
             parts.critic.load(tensors.get(CRITIC, {}), state.get("critic_steps"))
             await self._publish(state["policy_version"])
         finally:
-            parts.engine.release()
+            await parts.serving.release()
 
     @staticmethod
     def forget_optimizer(folder: Path) -> None:
         """Delete AdamW's moments from a checkpoint: two thirds of it, where all weights are trained."""
         forget_moments(folder)
 
-    async def _hold(self) -> None:
-        await asyncio.wrap_future(self._started.engine.hold())
-
     async def _publish(self, policy_version: int) -> None:
         parts = self._started
         try:
-            await self._hold()
+            await parts.serving.hold()
             weights = await self._work(parts.policy.serving_weights)
-            await asyncio.wrap_future(parts.engine.refresh(weights, policy_version))
+            await parts.serving.refresh(weights, policy_version)
             self.policy_version = policy_version
         finally:
-            parts.engine.release()
+            await parts.serving.release()
 
     async def _work(self, work: Callable[[], T]) -> T:
         """Run in the optimizer's own thread, one after the other."""

@@ -40,14 +40,20 @@ REPLY = 3
 
 Logprobs = Callable[[tuple[Trajectory, ...]], Sequence[Sequence[float]]]
 """A training pass: the log-probability of each sampled token, for each transition."""
+Submit = Callable[[Completion], None]
+"""Puts a reply in line."""
 
 
 class Exactness:
     """Checks one network. What the plain network gives is computed once, for engine and training."""
 
-    def __init__(self, network: PreTrainedModel, text: Sequence[int], context: int) -> None:
-        """`text`: token ids such as the model reads."""
-        self._network, self._context, self._prompts = network, context, _prompts(text, context - REPLY)
+    def __init__(
+        self, network: PreTrainedModel, text: Sequence[int], context: int, *, narrow: bool = True
+    ) -> None:
+        """`text`: token ids such as the model reads. Without `narrow` its thresholds stay where they are, as
+        those of a server do."""
+        self._network, self._prompts = network, _prompts(text, context - REPLY)
+        self._context = context if narrow else 0
         self._wanted: dict[tuple[int, ...], torch.Tensor] = {}
         """(n - 1,) of each sequence of n tokens, for all but the first."""
 
@@ -62,9 +68,21 @@ class Exactness:
                 shape = kv_shape(self._network, dtype)
                 few = EngineOptions(max_batch=2, slot_bytes=1 << 62, prefix_bytes=1 << 26)
                 engine = Engine(decoder, shape, frozenset(), few, threads)
-                replies = asyncio.run(_sample(engine, self._prompts))
-            sequences = [tuple(r.prompt_ids + r.ids) for r in replies]
-            self._compare(sequences, [r.logprobs for r in replies], dtype, "served")
+                engine.start()
+                try:
+                    replies = asyncio.run(_sample(engine.submit, self._prompts))
+                finally:
+                    engine.close()
+            self._compare_replies(replies, dtype)
+
+    async def check_server(self, submit: Submit, dtype: torch.dtype) -> None:
+        """Sample with a server of the same weights.
+
+        Raises ModelError, naming the family, if it is not exact.
+        """
+        with self.refusing("served"):
+            replies = await _sample(submit, self._prompts)
+            await asyncio.to_thread(self._compare_replies, replies, dtype)
 
     def check_training(self, logprobs: Logprobs, dtype: torch.dtype) -> None:
         """Take the prompts, and what was sampled after them, through a training pass.
@@ -80,6 +98,10 @@ class Exactness:
             with narrowed(self._context, self._network):
                 found = logprobs((Trajectory("", "", "", 0.0, batch),))
             self._compare(sequences, found, dtype, "trained")
+
+    def _compare_replies(self, replies: Sequence[Completion], dtype: torch.dtype) -> None:
+        sequences = [tuple(r.prompt_ids + r.ids) for r in replies]
+        self._compare(sequences, [r.logprobs for r in replies], dtype, "served")
 
     def _compare(
         self,
@@ -133,21 +155,17 @@ def _prompts(text: Sequence[int], most: int) -> list[list[int]]:
     return [ids, others[:second], ids[: first // 2] + others[: first - first // 2]]
 
 
-async def _sample(engine: Engine, prompts: list[list[int]]) -> list[Completion]:
+async def _sample(submit: Submit, prompts: list[list[int]]) -> list[Completion]:
     """All but the last at once, then the last, whose prefix is known by then."""
-    engine.start()
-    try:
-        replies: list[Completion] = []
-        for group in (prompts[:-1], prompts[-1:]):
-            request = CompletionRequest()
-            asked = [Completion(ids, SamplingOptions(REPLY, seed="check"), request) for ids in group]
-            for reply in asked:
-                engine.submit(reply)
-            while not all(reply.finished for reply in asked):
-                await request.wait()
-            replies += asked
-    finally:
-        engine.close()
+    replies: list[Completion] = []
+    for group in (prompts[:-1], prompts[-1:]):
+        request = CompletionRequest()
+        asked = [Completion(ids, SamplingOptions(REPLY, seed="check"), request) for ids in group]
+        for reply in asked:
+            submit(reply)
+        while not all(reply.finished for reply in asked):
+            await request.wait()
+        replies += asked
     for reply in replies:
         if reply.error is not None:
             raise reply.error

@@ -13,6 +13,7 @@ GPU, where large models are computed in bfloat16:
     prefixes     2 b k tokens, 131,072 at most, and a sixteenth of the memory at most
     weights      2 P            on a GPU a pass keeps its copy of them in bfloat16
     CUDA         1 GiB          for the driver and the libraries: a guess
+    vLLM         its share of a GPU for engine, replies and prefixes; on a processor a GiB for replies
 
 A pass whose activations and scores have no room keeps the input of each layer, and one layer is computed
 again at a time. Where attention is compiled no scores are kept. An upper bound: a model whose
@@ -49,6 +50,8 @@ from lightning_core.backends.settings import SMALL, LoraOptions, default_learnin
 
 WHERE = "this process"
 CUDA_BYTES = 1 << 30
+VLLM_CPU_BYTES = 1 << 30
+"""Keys and values of vLLM on a processor (`vllm.server.CPU_ARGUMENTS`)."""
 STATE_LAYERS = 4
 """How many times the activations of attention layers those with state keep, at most."""
 
@@ -97,8 +100,10 @@ def estimate(
     settings: LocalSettings, size: ModelSize, algorithms: Sequence[Algorithm], card: Card
 ) -> MemoryEstimate:
     """The most that is there at the same time."""
-    need = _training(settings, size, algorithms, card).peak
-    need += WIDE * _copies(algorithms) * size.parameters + sum(_serving(settings, size, card))
+    training = _training(settings, size, algorithms, card)
+    engine = sum(_serving(settings, size, card))
+    need = max(training.peak, training.state + engine) if settings.sleeps else training.peak + engine
+    need += WIDE * _copies(algorithms) * size.parameters
     if card.device.type == "cuda":
         need += CUDA_BYTES
     return MemoryEstimate((MemoryUse("memory", need, card.memory),))
@@ -115,6 +120,9 @@ def _serving(settings: LocalSettings, size: ModelSize, card: Card) -> tuple[int,
     number = card.number(settings, size)
     context = min(size.context, settings.context or size.context)
     token = 2 * number * size.keys * size.layers
+    if settings.engine == "vllm":
+        share = int(settings.gpu_memory * card.memory) - number * size.parameters
+        return number * size.parameters, max(0, share) if card.device.type == "cuda" else VLLM_CPU_BYTES, 0
     replies = card.memory // 8
     if not size.states:
         replies = min(replies, settings.max_batch * context * token)

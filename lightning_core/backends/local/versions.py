@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import peft
 import torch
@@ -43,11 +44,12 @@ from lightning_core.backends.local.decoder import (
 )
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import Model, load_model, memory_bytes
+from lightning_core.backends.local.model import Model, load_model, memory_bytes, pick_device
 from lightning_core.backends.local.policy import tied_names
 from lightning_core.backends.local.tuning import kv_shape, tune_decoding
-from lightning_core.backends.settings import BackendSettings
-from lightning_core.errors import ModelError
+from lightning_core.backends.settings import BackendSettings, check_choice
+from lightning_core.errors import ConfigError, ModelError
+from lightning_core.ranges import check_range
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +194,32 @@ class LocalSettings(BackendSettings):
 
     device: str = "auto"
     """A device of torch; "auto": a GPU if there is one."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """The program that samples: this process, or a vLLM server that it starts beside."""
+    gpu_memory: float = 0.5
+    """Share of the GPU's memory that vLLM takes."""
+    sleep: bool | None = None
+    """Free vLLM's memory while weights are trained; requests wait meanwhile. None: on a GPU."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what can't be meant."""
+        super().__post_init__()
+        check_choice("engine", self.engine, ("torch", "vllm"))
+        check_range("gpu_memory", self.gpu_memory, above=0, below=1)
+        if self.engine == "torch" and self.sleep:
+            raise ConfigError('sleep=True frees the memory of vLLM; give engine="vllm" too, or leave it')
+        if self.engine == "vllm" and ":" in self.device:
+            raise ConfigError(
+                f'device={self.device!r} with engine="vllm": vLLM takes the first GPU that it sees; choose '
+                "one for both with CUDA_VISIBLE_DEVICES"
+            )
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine's memory is freed while weights are trained."""
+        if self.sleep is None:
+            return self.engine == "vllm" and pick_device(self.device).type != "cpu"
+        return self.sleep
 
 
 Speed = tuple[int, torch.dtype]

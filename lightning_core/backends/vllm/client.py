@@ -12,7 +12,7 @@ import errno
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -24,6 +24,8 @@ from lightning_core.upstream import Shaping
 PROBE_SECONDS = 5.0
 """How long a server that starts may take to answer /health."""
 CONNECT_SECONDS = 10.0
+SOCKET: Final = "unix:"
+"""Begins the URL of a server that listens on a socket file: unix:/tmp/x/socket."""
 IDLE_SECONDS = 2.0
 """How long an idle connection is kept; vLLM closes it after 5, and a request may be sent just then."""
 AS_SAMPLED = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -104,30 +106,33 @@ class Client:
     """Requests to servers, by URL. Belongs to the event loop that first uses it."""
 
     def __init__(self) -> None:
-        self._opened: aiohttp.ClientSession | None = None
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        """By socket file; "" for all that have a host."""
 
-    @property
-    def _session(self) -> aiohttp.ClientSession:
-        if self._opened is None:
-            self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+    def _session(self, url: str) -> tuple[aiohttp.ClientSession, str]:
+        """Returns the session for a server, and the beginning of its addresses."""
+        file = url.removeprefix(SOCKET) if url.startswith(SOCKET) else ""
+        if file not in self._sessions:
+            options: dict[str, Any] = {"limit": 0, "keepalive_timeout": IDLE_SECONDS}
+            connector = aiohttp.UnixConnector(file, **options) if file else aiohttp.TCPConnector(**options)
+            self._sessions[file] = aiohttp.ClientSession(
+                connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             )
-        return self._opened
+        return self._sessions[file], "http://localhost" if file else url
 
     async def close(self) -> None:
-        if self._opened is not None:
-            await self._opened.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def stream(self, url: str, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         """The pieces of a reply. One may be empty: something has come, but no token yet.
 
         Raises LostError where the server is at fault, EngineError where it refuses the request.
         """
+        session, base = self._session(url)
         try:
-            async with self._session.post(
-                url + "/v1/completions", data=orjson.dumps(body), headers=_JSON
-            ) as r:
+            async with session.post(base + "/v1/completions", data=orjson.dumps(body), headers=_JSON) as r:
                 await _check(r, url)
                 yield Piece()
                 async for piece in _pieces(r, url, body):
@@ -157,11 +162,12 @@ class Client:
         return None
 
     async def _read(self, url: str, path: str, content: bytes | None, seconds: float | None) -> bytes:
+        session, base = self._session(url)
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._session.request(
-                    "GET" if content is None else "POST", url + path, data=content, headers=_JSON
+                session.request(
+                    "GET" if content is None else "POST", base + path, data=content, headers=_JSON
                 ) as r,
             ):
                 await _check(r, url + path)

@@ -11,8 +11,8 @@ import asyncio
 import importlib.util
 import logging
 import os
-import random
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,19 +21,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from secrets import token_hex
 from types import MappingProxyType
 
 from lightning_core.backends.chat.folder import find_source
-from lightning_core.backends.vllm.client import Client
+from lightning_core.backends.vllm.client import SOCKET, Client
 from lightning_core.backends.vllm.upstream import PER_SLOT, Replicas, VllmUpstream
 from lightning_core.errors import ConfigError, EngineError, UnsupportedError
 from lightning_core.runner import supervisor
 from lightning_core.runner.program import end_of
 
 logger = logging.getLogger(__name__)
-HOST = "127.0.0.1"
-OWN_PORTS = (20_000, 32_768)
-"""Below those from which Linux gives a port to who asks for any."""
+MOST_PARENT = 60
+"""Characters of the folder for a socket file: no system takes a path beyond some hundred."""
 MOST_LOGPROBS = 20
 """The most alternatives that OpenAI's API lets an app ask for."""
 GRACE_SECONDS = 5.0
@@ -74,7 +74,10 @@ class ServerOptions:
 
 
 class VllmServer:
-    """Serves one model folder on loopback. `start` may be called again after an end of any kind."""
+    """Serves one model folder on a socket file, in a folder that only this user may enter.
+
+    `start` may be called again after an end of any kind.
+    """
 
     def __init__(
         self,
@@ -91,14 +94,22 @@ class VllmServer:
         self.name = name or called
         self.options = options or ServerOptions()
         check_machine()
-        self.port = free_port()
+        parent = tempfile.gettempdir()
+        self._place = Path(parent if len(parent) < MOST_PARENT else "/tmp", f"lightning-vllm-{token_hex(8)}")
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._log: Path | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"{SOCKET}{self._socket}"
+
+    @property
+    def _socket(self) -> Path:
+        return self._place / "socket"
+
+    @property
+    def _log(self) -> Path:
+        return self._place / "log"
 
     @property
     def running(self) -> bool:
@@ -138,7 +149,7 @@ class VllmServer:
 
     def tail(self) -> str:
         """The last lines that it wrote."""
-        if self._log is None:
+        if not self._log.exists():
             return ""
         lines = self._log.read_text(errors="replace").splitlines()
         return "\n".join([line for line in lines if "leaked" not in line][-LAST_LINES:])
@@ -146,10 +157,9 @@ class VllmServer:
     def _launch(self) -> None:
         self._end()  # what is left of a process that has ended by itself
         ours, theirs = socket.socketpair()
-        command = arguments(self.source, self.name, self.port, secrets.randbits(31), self.options)
-        number, path = tempfile.mkstemp(prefix="lightning-vllm-", suffix=".log")
-        self._log = Path(path)
-        with theirs, open(number, "wb") as log:
+        command = arguments(self.source, self.name, self._socket, secrets.randbits(31), self.options)
+        self._place.mkdir(mode=0o700)
+        with theirs, self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -186,9 +196,7 @@ class VllmServer:
         process.wait()
         control.close()
         self._process = self._control = None
-        if self._log is not None:
-            self._log.unlink(missing_ok=True)
-            self._log = None
+        shutil.rmtree(self._place, ignore_errors=True)
 
 
 def check_machine() -> None:
@@ -219,24 +227,12 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def free_port() -> int:
-    """A port that is free now and that the system gives to no other program by itself: vLLM takes it only
-    once it has loaded all its code."""
-    draw = random.SystemRandom()
-    while True:
-        port = draw.randrange(*OWN_PORTS)
-        with socket.socket() as found, suppress(OSError):
-            found.bind((HOST, port))
-            return port
-
-
-def arguments(source: str, name: str, port: int, seed: int, options: ServerOptions) -> list[str]:
+def arguments(source: str, name: str, file: Path, seed: int, options: ServerOptions) -> list[str]:
     """The command line."""
     chosen: dict[str, object | None] = {
         "--model": source,
         "--served-model-name": name,
-        "--host": HOST,
-        "--port": port,
+        "--uds": file,
         "--seed": seed,
         "--dtype": options.dtype,
         "--max-model-len": options.context,
@@ -255,8 +251,11 @@ def arguments(source: str, name: str, port: int, seed: int, options: ServerOptio
 
 
 def environment(source: str) -> dict[str, str]:
-    """The server's environment: this process's own, and what is needed where it does not say otherwise."""
-    wanted = {"VLLM_NO_USAGE_STATS": "1"}
+    """The server's environment: this process's own, and what is needed where it does not say otherwise.
+
+    In its "development mode" it changes its weights in place; its socket file is this user's alone.
+    """
+    wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     if Path(source).is_dir():
         wanted["HF_HUB_OFFLINE"] = "1"
     if is_cpu_build():

@@ -7,9 +7,10 @@ an event loop of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_config, load_tokenizer
@@ -22,6 +23,7 @@ from lightning_core.errors import ConfigError, GatewayError, UnsupportedError
 from lightning_core.loop_thread import LoopThread
 from lightning_core.upstream import ChatRequest
 
+T = TypeVar("T")
 PER_SLOT = 2
 """Replies in flight at a server for each that it samples at a time: the next are there when some end."""
 
@@ -89,6 +91,10 @@ class Replicas:
         """Ask every server whether it can be used; returns the context. Raises EngineError, by name."""
         self.context = await self._thread.run(self._check())
         return self.context
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await it in the loop of these servers."""
+        return await self._thread.run(work)
 
     async def hold(self) -> None:
         """Keep new requests waiting; returns once those in flight have ended."""
