@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm")
 
@@ -26,9 +28,8 @@ from lightning_core.backends.local.exactness import plain_attention
 from lightning_core.backends.vllm.trained import PREFIX, WeightsFolder
 from lightning_core.errors import ConfigError, ModelError, TrainingError, UnsupportedError
 from lightning_core.runner.supervisor import descendants
-from tests.backends.models import save_model
 from tests.backends.serving import Reply, ask, plain_logprobs, sample_batch, serving
-from tests.vllm.weights import until
+from tests.vllm.weights import PROMPT, until
 
 SQL: Any = write_prompt(
     "CREATE TABLE boats (id INTEGER, name TEXT, speed REAL);", "How many boats have speed above 12?"
@@ -45,6 +46,11 @@ async def backend(request: pytest.FixtureRequest) -> AsyncIterator[LocalBackend]
         tiny_folder(), engine="vllm", max_batch=32, learning_rate=1e-2, warmup_steps=0, **options
     ) as made:
         yield made
+
+
+async def ramble(backend: LocalBackend) -> Reply:
+    """A reply whose tokens are not certain."""
+    return await ask(backend, [], prompt=PROMPT, max_tokens=60)
 
 
 async def greedy(backend: LocalBackend) -> Reply:
@@ -71,11 +77,11 @@ async def test_it_answers_by_the_weights_that_were_published(backend: LocalBacke
     assert (theirs.ids, theirs.text) == (ours.ids, ours.text)
     for version in (1, 2):
         await improve(backend)
-        before = await ask(backend, SQL, max_tokens=40)
+        before = await ramble(backend)
         assert before.policy_version == version - 1
         assert before.logprobs != pytest.approx(trained(backend, before), abs=10 * NEAR)
         assert await backend.publish() == version
-        after = await ask(backend, SQL, max_tokens=40)
+        after = await ramble(backend)
         assert (after.policy_version, after.logprobs) == (
             version,
             pytest.approx(trained(backend, after), abs=NEAR),
@@ -90,14 +96,14 @@ async def test_a_server_that_was_killed_comes_back_with_the_published_weights(ba
     for pid in descendants(server.pid):
         os.kill(pid, signal.SIGKILL)
     await until(lambda: not server.running)
-    reply = await ask(backend, SQL, max_tokens=40)
+    reply = await ramble(backend)
     assert (reply.policy_version, reply.logprobs) == (1, pytest.approx(trained(backend, reply), abs=NEAR))
 
 
 @pytest.mark.parametrize("backend", [{"sleep": True}], indirect=True)
 async def test_requests_wait_while_it_sleeps(backend: LocalBackend) -> None:
     await improve(backend)
-    waiting = asyncio.create_task(ask(backend, SQL, max_tokens=20))
+    waiting = asyncio.create_task(ramble(backend))
     assert not (await asyncio.wait([waiting], timeout=2))[0]
     await backend.publish()
     reply = await waiting
@@ -134,9 +140,13 @@ async def test_a_server_with_other_weights_than_those_trained_is_refused(backend
 
 
 async def test_a_network_that_ties_nothing_is_served_too(tmp_path: Path) -> None:
-    save_model(tmp_path / "model", "qwen3", tie_word_embeddings=False)
+    network: Any = AutoModelForCausalLM.from_pretrained(tiny_folder(), dtype=torch.float32)
+    network.config.tie_word_embeddings = False
+    network.lm_head.weight = torch.nn.Parameter(1.1 * network.lm_head.weight.detach())
+    shutil.copytree(tiny_folder(), tmp_path / "model")
+    network.save_pretrained(tmp_path / "model")
     async with serving(tmp_path / "model", engine="vllm", max_batch=8) as backend:
-        reply = await ask(backend, "hello", max_tokens=8)
+        reply = await ramble(backend)
         assert reply.logprobs == pytest.approx(trained(backend, reply), abs=NEAR)
 
 
@@ -163,15 +173,14 @@ time.sleep(600)
 
 
 def test_the_folder_of_a_killed_process_is_deleted_and_that_of_a_living_one_is_not() -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout
-    folder = Path(holder.stdout.readline().strip())
-    old = time.time() - 3600
-    os.utime(folder / "lock", (old, old))
-    WeightsFolder(1).close()
-    assert folder.name.startswith(PREFIX)
-    assert folder.is_dir()
-    holder.kill()
-    holder.wait()
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        folder = Path(holder.stdout.readline().strip())
+        old = time.time() - 3600
+        os.utime(folder / "lock", (old, old))
+        WeightsFolder(1).close()
+        assert folder.name.startswith(PREFIX)
+        assert folder.is_dir()
+        holder.kill()
     WeightsFolder(1).close()
     assert not folder.exists()

@@ -69,7 +69,10 @@ class TrainedServer:
         """Start the server. Raises EngineError with what it wrote last if it fails."""
         try:
             await self._replicas.run(self._start())
-            await self.upstream.check()
+            try:
+                await self.upstream.check()
+            except EngineError as error:
+                raise EngineError(f"{error}; vLLM's server wrote last:\n{self._server.tail()}") from error
         except BaseException:
             await self.close()
             raise
