@@ -217,8 +217,8 @@ CUTS: list[dict[str, Any]] = [
     {"shaping": Shaping(top_k=7)},
     {"top_p": 0.9, "shaping": Shaping(min_p=0.05, top_k=90)},
 ]
-"""Sampling options that cut tokens off, as rollouts' requests do. vLLM does not say which tokens those are, so
-calls with them are left out of its updates."""
+"""Sampling options that cut tokens off, as rollouts' requests do. vLLM does not say which tokens, so calls
+with them are left out of its updates."""
 
 
 async def sample(backend: Any, temperature: float = 1.0) -> tuple[Trajectory, ...]:
