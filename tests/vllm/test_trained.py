@@ -91,11 +91,12 @@ async def test_it_answers_by_the_weights_that_were_published(backend: LocalBacke
 async def test_a_server_that_was_killed_comes_back_with_the_published_weights(backend: LocalBackend) -> None:
     await improve(backend)
     await backend.publish()
-    server = backend._started.serving._server._server
+    serving_by = backend._started.serving._server
+    server, replicas = serving_by._server, serving_by._replicas
     assert server.pid is not None
     for pid in descendants(server.pid):
         os.kill(pid, signal.SIGKILL)
-    await until(lambda: not server.running)
+    await until(lambda: bool(replicas.dead))
     reply = await ramble(backend)
     assert (reply.policy_version, reply.logprobs) == (1, pytest.approx(trained(backend, reply), abs=NEAR))
 
