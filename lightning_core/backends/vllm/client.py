@@ -107,7 +107,7 @@ class Client:
 
     def __init__(self) -> None:
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        """By socket file; "" for all that have a host."""
+        """Keyed by socket file; "" is the session of all that have a host."""
 
     def _session(self, url: str) -> tuple[aiohttp.ClientSession, str]:
         """Returns the session for a server, and the beginning of its addresses."""
