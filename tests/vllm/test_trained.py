@@ -130,7 +130,7 @@ async def test_a_run_goes_on_from_its_checkpoint(backend: LocalBackend, tmp_path
 
 
 async def test_a_server_with_other_weights_than_those_trained_is_refused(backend: LocalBackend) -> None:
-    """What a reload without effect would leave."""
+    """A reload without effect would leave the server with its old weights."""
     parts = backend._started
     old = {name: weight.clone() for name, weight in parts.policy.base.state_dict().items()}
     with torch.no_grad():
