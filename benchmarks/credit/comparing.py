@@ -93,11 +93,12 @@ def compare(
     trials: int,
     rates: tuple[float, ...] = RATES,
     known: Outcome | None = None,
-    whole: int = WHOLE,
+    whole: int | None = None,
 ) -> Outcome:
-    """Find the rate, then train on every seed, on the first `whole` beyond the threshold. With `known`, which
+    """Find the rate, then train on every seed, on the first `whole`, by default `WHOLE`, beyond it. With `known`, which
     has fewer seeds, at its rate and only on the others; on all if it has fewer than `whole`."""
     aim = THRESHOLD * truth.optimum
+    whole = WHOLE if whole is None else whole
 
     def score(rate: float, times: int) -> Score:
         seeds = range(TRIAL_SEED, TRIAL_SEED + times * trials)
