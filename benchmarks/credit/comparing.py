@@ -95,8 +95,9 @@ def compare(
     known: Outcome | None = None,
     whole: int | None = None,
 ) -> Outcome:
-    """Find the rate, then train on every seed, on the first `whole`, by default `WHOLE`, beyond it. With `known`, which
-    has fewer seeds, at its rate and only on the others; on all if it has fewer than `whole`."""
+    """Find the rate, then train on every seed, on the first `whole` (default `WHOLE`) beyond the threshold.
+    With `known`, which has fewer seeds, at its rate and only on the others; on all if it has fewer than
+    `whole`."""
     aim = THRESHOLD * truth.optimum
     whole = WHOLE if whole is None else whole
 
