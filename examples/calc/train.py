@@ -40,7 +40,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         model=Path(__file__).parent / "policy",
         agents=["solver"],
-        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
+        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, credit="relevance"),
         steps=40,
         group_by="form",
     )

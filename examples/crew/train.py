@@ -43,7 +43,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         model=write_policy(data),
         agents=["SQL writer"],
-        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
+        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, credit="relevance"),
         steps=40,
         group_by="form",
     )

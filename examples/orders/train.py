@@ -34,7 +34,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         model="smollm2",
         agents=["clerk"],
-        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
+        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, credit="relevance"),
         steps=20,
         checkpoint_every=20,
     )

@@ -44,7 +44,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         model="tiny",
         agents=["write_query", "rewrite_query"],
-        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
+        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, credit="relevance"),
         steps=60,
         group_by="form",
     )

@@ -32,7 +32,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         model="smollm2",
         agents=["triage", "billing", "shipping", "account"],
-        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8),
+        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, credit="relevance"),
         temperature=0.6,  # at 1, the default, so small a model is rarely right
         steps=30,
         group_by="action",

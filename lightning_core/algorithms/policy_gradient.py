@@ -348,12 +348,12 @@ class PolicyGradient(RolloutAlgorithm):
 class GRPO(PolicyGradient):
     """GRPO: group relative policy optimisation. Rollouts are compared within their group: (G - mean) / std.
 
-    Shao et al., DeepSeekMath, arXiv 2402.03300. As published every call gets its rollout's return,
-    `credit="uniform"`; by default it gets what it had to do with it. The defaults are those measured on the
+    Shao et al., DeepSeekMath, arXiv 2402.03300. As published every call gets its rollout's return. Other
+    methods of credit are better in some apps and worse in others. The bonus on entropy was measured on the
     shipped example and where the truth about credit is known.
     """
 
-    credit: str | Credit = "relevance"
+    credit: str | Credit = "uniform"
     """A credit method or the name of one."""
     entropy: float = 0.05
 
