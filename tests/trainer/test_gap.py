@@ -20,7 +20,7 @@ class Forgetful(WatchedLocal):
 
     async def publish(self) -> int:
         self.policy_version += 1
-        await asyncio.wrap_future(self.engine.call(self._count))
+        await asyncio.wrap_future(self.sampler.call(self._count))
         return self.policy_version
 
     def _count(self) -> None:

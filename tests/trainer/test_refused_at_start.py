@@ -39,7 +39,10 @@ def graphics(monkeypatch):
         ("dynamic_sampling=1", lambda: {"algorithm": lightning.PPO(dynamic_sampling=1)}),
         ("dynamic_sampling=1", lambda: {"algorithm": lightning.ReinforcePP(dynamic_sampling=1)}),
         ("replay=1", lambda: {"algorithm": lightning.PPO(replay=1)}),
-        ("baseline='leave_one_out'", lambda: {"algorithm": lightning.GRPO(baseline="leave_one_out")}),
+        (
+            "baseline='leave_one_out'",
+            lambda: {"algorithm": lightning.GRPO(credit="state", baseline="leave_one_out")},
+        ),
         ("clip=0.1", lambda: {"algorithm": lightning.GRPO(clip=0.1)}),
         ("aggregation=0.5", lambda: {"algorithm": lightning.GRPO(aggregation=0.5)}),
         ("batch_size", lambda: {"algorithm": lightning.SFT(batch_size=1)}),

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
 
-import psutil
 import ray
 
 from lightning_core.algorithms.policy_gradient import GRPO
@@ -18,7 +17,7 @@ from lightning_core.backends.base import Batch
 from tests.backends.serving import ask
 from tests.verl.conftest import import_verl
 from tests.verl.test_backend import TOLERANCE, gap, sample
-from tests.verl.test_backend_killed import runs, servers, until
+from tests.verl.test_backend_killed import below, runs, servers, until
 
 ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
 
@@ -27,13 +26,13 @@ async def cancel_a_start(backend: Any) -> None:
     """In its midst, with Ray up; nothing of it is left."""
     starting = asyncio.create_task(backend.start())
     await until(ray.is_initialized)
-    below = psutil.Process().children(recursive=True)
-    assert below
+    before = below()
+    assert before
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not ray.is_initialized()
-    await until(lambda: not any(map(runs, [*below, *psutil.Process().children(recursive=True)])))
+    await until(lambda: not any(map(runs, [*before, *below()])))
 
 
 @pytest.mark.timeout(2700)
