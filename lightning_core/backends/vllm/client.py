@@ -34,7 +34,8 @@ _ID = "token_id:"
 CHECK_PROMPT = [5, 6, 7, 8]
 """Any ids do; every model has these."""
 CHECK_BEST = 5
-CHECK_SECONDS = 60.0
+CHECK_SECONDS = 300.0
+"""The first reply may wait for kernels to be compiled, and for other work of a busy machine."""
 NEWER = "use vLLM 0.10.2 or newer"
 NEAR = 0.1
 """How far the ratio of two distances may be from 2: number formats of 16 bits round."""
