@@ -24,7 +24,7 @@ class Forgetful(WatchedLocal):
         return self.policy_version
 
     def _count(self) -> None:
-        self.engine.policy_version = self.policy_version
+        self.sampler.policy_version = self.policy_version
 
 
 def test_a_run_whose_gap_grows_in_training_stops_with_both_figures(tmp_path: Path) -> None:
