@@ -18,6 +18,7 @@ from examples.sql.prompts import write_prompt
 from lightning_core.backends.chat.constraints import penalties
 from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.vllm.client import SOCKET
 from lightning_core.backends.vllm.server import VllmEngine
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.gateway.app import Gateway
@@ -148,10 +149,16 @@ async def test_a_reply_that_is_given_up_frees_the_server(rambler: Servers) -> No
         await asyncio.sleep(0.05)
 
 
+async def metrics(socket: str) -> str:
+    """A server's figures."""
+    there = httpx.AsyncHTTPTransport(uds=socket)
+    async with httpx.AsyncClient(transport=there, timeout=60) as web:
+        return (await web.get("http://localhost/metrics")).text
+
+
 async def requests(rambler: Servers) -> float:
     """Requests that the servers say are under way."""
-    async with httpx.AsyncClient(timeout=60) as web:
-        pages = [(await web.get(f"{url}/metrics")).text for url in rambler.replicas.urls]
+    pages = [await metrics(url.removeprefix(SOCKET)) for url in rambler.replicas.urls]
     lines = [line for page in pages for line in page.splitlines()]
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
