@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
+import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,15 @@ ON_RAY = "[ray"
 
 settings.register_profile("change", deadline=None, max_examples=15)  # a test asserts no time
 settings.register_profile("all", deadline=None, max_examples=50)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A command that is run in this process handles signals from then on, and so would a forked process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

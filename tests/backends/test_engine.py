@@ -279,7 +279,7 @@ async def test_a_cancelled_request_frees_its_row_for_the_next(qwen: Path) -> Non
         await generation.aclose()
         reply = await ask(backend, "second", max_tokens=4)
         assert len(reply.ids) <= 4
-        assert backend.sampler.running == backend.engine.waiting == 0
+        assert backend.sampler.running == backend.sampler.waiting == 0
 
 
 def _request(text: str, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +37,8 @@ def refused(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.chdir(tmp_path)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 
     def refused(text: str, *options: object) -> str:
         (tmp_path / "job.py").write_text(text)

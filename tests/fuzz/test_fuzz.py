@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.fuzz import constraints, grammar
@@ -19,12 +21,12 @@ def test_nothing_that_is_sent_breaks_the_gateway_or_disturbs_another_rollout() -
     assert {target for target, _ in outcome.table} == set(grammar.TARGETS)
 
 
-def test_no_form_of_a_reply_breaks_the_gateway_or_makes_another_rollout_wait() -> None:
-    outcome = fuzz(CONSTRAINTS, SEED, range(CONSTRAINED), quiet=True)
+def test_no_form_of_a_reply_breaks_the_gateway_or_disturbs_another_rollout() -> None:
+    """How long others wait is measured by `make fuzz` alone: it depends on the machine's other work."""
+    outcome = fuzz(replace(CONSTRAINTS, timed=False), SEED, range(CONSTRAINED), quiet=True)
     assert not len(outcome.faults), "\n".join(outcome.faults.lines())
     assert outcome.done == CONSTRAINED
     assert {target for target, _ in outcome.table} == set(constraints.TARGETS)
-    assert outcome.waits_in_pauses
 
 
 @pytest.mark.parametrize("suite", [REQUESTS, CONSTRAINTS], ids=lambda suite: suite.name)
