@@ -207,7 +207,7 @@ Runs = dict[str, list[float]]
 
 
 def table(record: Record) -> str:
-    """A line for each game, and under them what they come to."""
+    """A line for each game, and their mean, median and worst below."""
     others = [name for name in METHODS if name != BASE]
     lines = [
         _row(["game", *METHODS, *(f"{name} ÷ {BASE}" for name in others)]),
