@@ -113,9 +113,12 @@ test: $(READY)
 
 test-all: export OMP_NUM_THREADS := 1
 
+# A test that failed beside others runs once more by itself; the first failure stays in what was printed.
+ALONE := --last-failed --last-failed-no-failures none
+
 # Beside one another goes what waits for servers and for those it killed.
 test-all: environments
-	$(BIN)/$(PYTEST) --all --durations 30
+	$(BIN)/$(PYTEST) --all --durations 30 || $(BIN)/pytest --all $(ALONE)
 	$(MAKE) test-new
 	$(MAKE) -j2 --output-sync test-verl
 	$(MAKE) -j2 --output-sync faults proof peers test-sky
@@ -126,16 +129,22 @@ peers: $(VERL)/.ready
 # The gateway's tests that a client of an SDK makes.
 SDKS := $(patsubst %,tests/gateway/test_%.py,anthropic_sdk chat completions responses streaming)
 
+NEWEST := tests/tracing tests/apps $(SDKS) $(NEW_PLUGINS:%=plugins/%)
+
 test-new: $(NEW)/.ready
-	$(NEW)/bin/$(PYTEST) tests/tracing tests/apps $(SDKS) $(NEW_PLUGINS:%=plugins/%)
+	$(NEW)/bin/$(PYTEST) $(NEWEST) || $(NEW)/bin/pytest $(NEWEST) $(ALONE)
+
+# Each remembers its own failures, as they run beside one another.
+WORKERS := tests/verl -o cache_dir=.pytest_cache/verl
+SERVERS := tests/vllm -o cache_dir=.pytest_cache/vllm
 
 test-verl: test-workers test-servers
 
 test-workers: $(VERL)/.ready
-	$(ON_CPU) pytest tests/verl
+	$(ON_CPU) pytest $(WORKERS) || $(ON_CPU) pytest $(WORKERS) $(ALONE)
 
 test-servers: $(VERL)/.ready
-	$(ON_CPU) pytest tests/vllm
+	$(ON_CPU) pytest $(SERVERS) || $(ON_CPU) pytest $(SERVERS) $(ALONE)
 
 # Of every run, at least; .ci/run makes fewer, by as many rollouts at once.
 CALLS ?= 10000

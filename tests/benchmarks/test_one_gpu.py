@@ -34,7 +34,9 @@ def test_all_parts_end_well_on_a_processor(tmp_path: Path) -> None:
     assert all(rows.values())
     assert [row for each in rows.values() for row in each if "error" in row] == []
     assert rows["training"][0]["status"] == "finished"
-    assert rows["memory"][-1]["layers again"]
+    # How much a pass takes differs by the machine's allocator, so none but the weights must come out alike.
+    passes = [row["tokens a pass"] for row in rows["memory"]]
+    assert passes == sorted(passes, reverse=True)
     assert {row["decoder"] for row in rows["engine-exact"]} == {"fused", "general"}
     for title in ("Replies: tokens a second", "Longest context that trains"):
         assert f"## {title}" in ended.stdout

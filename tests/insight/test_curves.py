@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from time import process_time
 
 import pytest
 from hypothesis import given
@@ -65,10 +64,10 @@ def test_a_metric_of_some_steps_has_buckets_where_it_has_values() -> None:
     assert curves([]) == {}
 
 
-def test_the_curves_of_a_long_run_take_less_than_a_tenth_of_a_second() -> None:
+def test_the_curves_of_a_long_run_keep_few_points() -> None:
     values = {f"metric {n}": float(n) for n in range(60)}
     metrics = [Metrics(run_id="run", step=step, values=values) for step in range(2000)]
-    began = process_time()
-    found = curves(metrics)
-    assert process_time() - began < 1.0  # 0.1 s on a quiet machine; others may run beside the tests
+    found = curves(metrics, 256)
     assert len(found) == 60
+    assert all(len(buckets) <= 256 for buckets in found.values())
+    assert {bucket.mean for bucket in found["metric 7"]} == {7.0}
