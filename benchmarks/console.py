@@ -37,8 +37,7 @@ from benchmarks.intervals import mean_of
 from benchmarks.stores.processes import children, cpu_seconds, rss_bytes
 from lightning_core.credit.whole import uniform
 from lightning_core.insight.why import CREDIT, Method
-from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import (
+from lightning_core.records.types import (
     Call,
     Choice,
     Credited,
@@ -50,6 +49,7 @@ from lightning_core.types import (
     Task,
     ToolEvent,
 )
+from lightning_core.stores.sqlite import SqliteStore
 
 RUN: Final = "long"
 GROUP, GROUPS, PER_ROLLOUT = 8, 8, 3

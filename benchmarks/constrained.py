@@ -33,7 +33,7 @@ from lightning_core.backends.chat.folder import find_source, load_tokenizer
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.decoder import LlamaDecoder
 from lightning_core.backends.local.engine import Engine
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 
 BATCH = 32
 OBJECT = {

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway_server import COMPLETION, PROMPT, CannedEngine
-from lightning_core.upstream import ChatRequest
+from lightning_core.dialects.upstream import ChatRequest
 
 CALLS = 2000
 WARM_UP = 200

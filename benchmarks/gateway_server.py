@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
+from lightning_core.dialects.upstream import ChatRequest, Delta
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Rollout, Task
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Rollout, Task
-from lightning_core.upstream import ChatRequest, Delta
 
 PROMPT = 1000
 COMPLETION = 200

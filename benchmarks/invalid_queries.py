@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_core.cli.rollouts import open_run
+from lightning_core.records.types import Call
 from lightning_core.stores.base import Store
-from lightning_core.types import Call
 
 CHECKER = "check_query"
 SPAN = 5

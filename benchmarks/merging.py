@@ -23,7 +23,7 @@ from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.packing import PACK_TOKENS
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import TrainingSettings
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 PROMPT, SAMPLED, OBSERVED, GROUP = 100, 25, 25, 8
 

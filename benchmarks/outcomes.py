@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from lightning_core.insight.rewards import running_mean
+from lightning_core.records.types import Record
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Record
 
 if TYPE_CHECKING:
     from benchmarks.studies import Study

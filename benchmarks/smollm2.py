@@ -122,7 +122,7 @@ def update(folder: Path) -> Work:
     from lightning_core.backends.local.optimizer import Optimizer
     from lightning_core.backends.local.policy import Policy
     from lightning_core.backends.settings import TrainingSettings
-    from lightning_core.types import Trajectory, Transition
+    from lightning_core.records.types import Trajectory, Transition
 
     torch.set_num_threads(os.cpu_count() or 1)
     policy = Policy(load_model(folder, context=512), None)

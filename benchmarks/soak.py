@@ -32,9 +32,9 @@ from benchmarks.page import PAGE, RECORDS, insert
 from benchmarks.stores.processes import cpu_seconds, machine
 from benchmarks.tiny_server import RUN, TOKENS, TinyServer
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Attempt, Rollout, Task
 from lightning_core.stores.base import Store
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Attempt, Rollout, Task
 
 CALLS: Final = 50_000
 CLIENTS: Final = 16

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from benchmarks.stores.processes import rss_bytes
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.types import ResourceVersion, Run
+from lightning_core.records.types import ResourceVersion, Run
 
 if TYPE_CHECKING:
     from lightning_core.backends.chat.encoding import Encoder

@@ -25,8 +25,8 @@ from benchmarks.report import publish
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.verl.batch import BatchMemory, entry_values, fields
 from lightning_core.backends.verl.rows import make_rows, report_rows, share
-from lightning_core.sequences import as_ids, as_logprobs
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.sequences import as_ids, as_logprobs
+from lightning_core.records.types import Trajectory, Transition
 
 PROMPT, SAMPLED, OBSERVED, TURNS, GROUP, RANKS = 100, 80, 20, 4, 8, 8
 VOCABULARY = 150_000

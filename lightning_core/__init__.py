@@ -31,11 +31,18 @@ if TYPE_CHECKING:
     from lightning_core.backends.settings import Schedule as Schedule
     from lightning_core.backends.verl.backend import VerlBackend as VerlBackend
     from lightning_core.errors import LightningError as LightningError
+    from lightning_core.experience.returns import FailurePolicy as FailurePolicy
     from lightning_core.hookspecs import hookimpl as hookimpl
     from lightning_core.judge.judge import Judge as Judge
     from lightning_core.plugins import attach as attach
     from lightning_core.prompts import Prompt as Prompt
-    from lightning_core.returns import FailurePolicy as FailurePolicy
+    from lightning_core.records.types import Alert as Alert
+    from lightning_core.records.types import Call as Call
+    from lightning_core.records.types import Demonstration as Demonstration
+    from lightning_core.records.types import Rollout as Rollout
+    from lightning_core.records.types import Task as Task
+    from lightning_core.records.types import Trajectory as Trajectory
+    from lightning_core.records.types import Transition as Transition
     from lightning_core.runner.program import Command as Command
     from lightning_core.runner.ray_workers import RayWorkers as RayWorkers
     from lightning_core.tracing.environment import environment as environment
@@ -44,28 +51,21 @@ if TYPE_CHECKING:
     from lightning_core.tracing.scope import prompt as prompt
     from lightning_core.trainer.demonstrations import demonstrations as demonstrations
     from lightning_core.trainer.trainer import Trainer as Trainer
-    from lightning_core.types import Alert as Alert
-    from lightning_core.types import Call as Call
-    from lightning_core.types import Demonstration as Demonstration
-    from lightning_core.types import Rollout as Rollout
-    from lightning_core.types import Task as Task
-    from lightning_core.types import Trajectory as Trajectory
-    from lightning_core.types import Transition as Transition
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AIR": "air.base",
     "APO": "algorithms.apo",
-    "Alert": "types",
+    "Alert": "records.types",
     "Alerts": "alerts.watch",
     "Bootstrap": "algorithms.bootstrap",
-    "Call": "types",
+    "Call": "records.types",
     "Command": "runner.program",
     "Critic": "algorithms.base",
     "DPO": "algorithms.dpo",
-    "Demonstration": "types",
-    "FailurePolicy": "returns",
+    "Demonstration": "records.types",
+    "FailurePolicy": "experience.returns",
     "GEPA": "algorithms.gepa",
     "GRPO": "algorithms.policy_gradient",
     "Judge": "judge.judge",
@@ -78,15 +78,15 @@ _HOMES = {
     "Phase": "algorithms.base",
     "Prompt": "prompts",
     "RayWorkers": "runner.ray_workers",
-    "Rollout": "types",
+    "Rollout": "records.types",
     "SFT": "algorithms.sft",
     "Records": "air.base",
     "Schedule": "backends.settings",
     "Signal": "air.base",
-    "Task": "types",
+    "Task": "records.types",
     "Trainer": "trainer.trainer",
-    "Trajectory": "types",
-    "Transition": "types",
+    "Trajectory": "records.types",
+    "Transition": "records.types",
     "VerlBackend": "backends.verl.backend",
     "agent": "tracing.scope",
     "attach": "plugins",

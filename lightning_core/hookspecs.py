@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import pluggy
 
-from lightning_core.types import Who
+from lightning_core.records.types import Who
 
 PROJECT = "lightning_core"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -23,7 +23,7 @@ import pluggy
 from lightning_core import __version__, builtins, hookspecs
 from lightning_core.errors import ConfigError, PluginError
 from lightning_core.hookspecs import PROJECT, Kind
-from lightning_core.types import Who
+from lightning_core.records.types import Who
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from typing import Any
 from lightning_core.dialects.base import Dialect
 from lightning_core.dialects.lenient import Message
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Run
 from lightning_core.stores.base import Store
-from lightning_core.types import Run
-from lightning_core.versions import get_version
+from lightning_core.stores.versions import get_version
 
 ALL = "all"
 """In the place of declared prompts: those of all agents, found in their calls."""

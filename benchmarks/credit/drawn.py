@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.credit.truth import Floats
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 Whole = NDArray[np.int64]
 Rule = Literal["all", "any", "sum"]

@@ -28,8 +28,8 @@ from benchmarks.intervals import Interval
 from benchmarks.page import PAGE, RECORDS, insert
 from lightning_core.credit.base import Credit, assign
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Trajectory
 from lightning_core.trainer.parts import make_credit
-from lightning_core.types import Trajectory
 
 SETS = {"develop": 0, "report": 10_000}
 """The first seed of each set."""

@@ -8,7 +8,7 @@ from math import log
 from random import Random
 
 from benchmarks.credit.truth import OVER, Floats, Truth
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.records.types import Key, Trajectory, Transition
 
 
 class Batch:

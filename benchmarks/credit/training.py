@@ -14,8 +14,8 @@ from benchmarks.credit.truth import Truth
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Critic, Entries, credit_batch
 from lightning_core.credit.base import Credit
-from lightning_core.trajectories import trained_transitions
-from lightning_core.types import Key, Trajectory
+from lightning_core.experience.trajectories import trained_transitions
+from lightning_core.records.types import Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.settings import TrainingSettings
-from lightning_core.trajectories import trained_transitions
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.experience.trajectories import trained_transitions
+from lightning_core.records.types import Key, Trajectory, Transition
 
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats by which a log-probability of these networks may be apart, at most."""

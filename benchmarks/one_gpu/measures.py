@@ -25,7 +25,7 @@ from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.local.versions import GPU_PREFILL, PREFIX_TOKENS
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 GROUP = 8
 """Replies to one prompt."""

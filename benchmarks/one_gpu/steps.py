@@ -21,8 +21,8 @@ import lightning_core as lightning
 from benchmarks.one_gpu.models import SHIPPED, Where, random_network
 from benchmarks.one_gpu.rows import Missing, Rows
 from lightning_core.backends.chat.folder import load_tokenizer
+from lightning_core.records.types import Metrics, Run
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Metrics, Run
 
 CALC = Path(__file__).parents[2] / "examples" / "calc" / "policy"
 STEPS, KILL_AFTER = 5, 2

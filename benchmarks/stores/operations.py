@@ -11,8 +11,8 @@ import time
 
 from benchmarks.stores.sites import Site
 from benchmarks.stores.timing import BULK, CALLS_EACH, REQUEST, Callers, Cost, Costs, Plan, cost
+from lightning_core.records.types import Attempt, Call, Choice, Rollout, Task
 from lightning_core.stores.base import Store
-from lightning_core.types import Attempt, Call, Choice, Rollout, Task
 
 CALL = Call(
     id="c",

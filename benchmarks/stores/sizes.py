@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 from benchmarks.stores.sites import Site
 from benchmarks.stores.timing import Cost, cost
+from lightning_core.records.types import Attempt, Reward, Rollout, Status, Task
 from lightning_core.stores.base import Store
-from lightning_core.types import Attempt, Reward, Rollout, Status, Task
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 STEP = 64

@@ -9,11 +9,11 @@ import asyncio
 import sys
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Attempt, Task
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Attempt, Task
 
 CONCURRENCY = 64
 

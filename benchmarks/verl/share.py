@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.tables import spread
 from benchmarks.verl.usage import POOL
+from lightning_core.records.types import Metrics
 from lightning_core.stores.base import Store
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Metrics
 
 Figures = dict[str, dict[str, float]]
 WALL = ("step", "backend", "collect", "update", "worker", "publish")

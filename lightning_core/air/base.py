@@ -13,7 +13,15 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_core.errors import ConfigError
-from lightning_core.types import LARGEST_REWARD, REWARD_RANGE, Call, Event, Rollout, ToolErrorType, is_reward
+from lightning_core.records.types import (
+    LARGEST_REWARD,
+    REWARD_RANGE,
+    Call,
+    Event,
+    Rollout,
+    ToolErrorType,
+    is_reward,
+)
 
 
 @dataclass(frozen=True, slots=True)

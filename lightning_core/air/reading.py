@@ -32,8 +32,8 @@ from typing import Any, Final
 
 from lightning_core.air.base import Outcome, Records, ToolRequest
 from lightning_core.dialects import get_dialect
-from lightning_core.linking import TOOL_CALL_ID, link
-from lightning_core.types import Call, Event, Rollout, Span, ToolErrorType, ToolEvent
+from lightning_core.records.linking import TOOL_CALL_ID, link
+from lightning_core.records.types import Call, Event, Rollout, Span, ToolErrorType, ToolEvent
 
 _Request = tuple[str, str | None]
 """(call id, tool call id)"""

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from lightning_core.air.base import AIR, Finder, Records, Signal
 from lightning_core.air.reading import read_records
 from lightning_core.errors import RewardError
-from lightning_core.types import REWARD_RANGE, Call, Event, Reward, Rollout, is_reward
+from lightning_core.records.types import REWARD_RANGE, Call, Event, Reward, Rollout, is_reward
 
 SOURCE: Final = "air:"
 """The beginning of an automatic reward's `source`; the rule's name follows."""

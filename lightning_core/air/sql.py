@@ -31,9 +31,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from lightning_core import transcript
 from lightning_core.air.base import Records, Signal
-from lightning_core.types import Call, Event, Span
+from lightning_core.dialects import transcript
+from lightning_core.records.types import Call, Event, Span
 
 STATEMENT: Final = ("db.query.text", "db.statement")
 """The attribute of a statement, in today's conventions and in those before."""

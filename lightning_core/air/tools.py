@@ -16,9 +16,9 @@ from typing import Any, Final
 from lightning_core.air.base import Outcome, Records, Signal, ToolRequest
 from lightning_core.air.reading import is_empty
 from lightning_core.dialects import get_dialect
+from lightning_core.dialects.upstream import Constraint
 from lightning_core.errors import ApiError
-from lightning_core.types import Call, ToolErrorType
-from lightning_core.upstream import Constraint
+from lightning_core.records.types import Call, ToolErrorType
 
 Schema = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from lightning_core.alerts.watch import Finding, Scene, Space, jitter, moving_means, numbers, total
-from lightning_core.types import Member
+from lightning_core.records.types import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

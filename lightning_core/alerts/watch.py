@@ -20,8 +20,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Alert, Member, Metrics
 from lightning_core.stores.rules import LONGEST_ID
-from lightning_core.types import Alert, Member, Metrics
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale, assign, group_by_id
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
-from lightning_core.types import Demonstration, Key, Trajectory
+from lightning_core.records.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:
     import torch

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from lightning_core import transcript
 from lightning_core.algorithms.search import Bench, Candidate, Search, Trial, mean
+from lightning_core.dialects import transcript
 from lightning_core.errors import ConfigError
-from lightning_core.types import Call
+from lightning_core.records.types import Call
 
 Example = tuple[str, str]
 """The instructions of an agent, and its reply."""

@@ -46,9 +46,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 from lightning_core.algorithms.base import Entries, RolloutAlgorithm, check_options
 from lightning_core.credit.base import EPSILON, Baseline, Comparison, Scale, group_by_id
 from lightning_core.credit.branches import without_dropped
+from lightning_core.experience.returns import total_return
 from lightning_core.ranges import check_choice, check_range
-from lightning_core.returns import total_return
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 
 LossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 
 if TYPE_CHECKING:
     import torch

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from lightning_core.algorithms.search import Bench, Candidate, Reflective, Trial, evidence
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
-from lightning_core.types import Task
+from lightning_core.records.types import Task
 
 log = logging.getLogger(__name__)
 

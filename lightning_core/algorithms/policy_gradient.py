@@ -59,7 +59,7 @@ from lightning_core.algorithms.entropy import centred, rise, with_bonus
 from lightning_core.credit.base import Baseline, Credit, Scale
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_choice, check_range
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 
 if TYPE_CHECKING:
     import torch

@@ -16,11 +16,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from lightning_core.errors import ConfigError
+from lightning_core.experience.returns import trial_reward
 from lightning_core.judge.question import CHARACTERS, Line, dialogue, shorten
 from lightning_core.prompts import Prompt
 from lightning_core.ranges import check_range
-from lightning_core.returns import trial_reward
-from lightning_core.types import Call, Event, Reward, Rollout, Task, ToolEvent
+from lightning_core.records.types import Call, Event, Reward, Rollout, Task, ToolEvent
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -36,9 +36,9 @@ from lightning_core.algorithms.base import (
 )
 from lightning_core.credit.base import EPSILON, Baseline, Comparison, Credit, Peer, Scale
 from lightning_core.errors import ConfigError, TaskError
+from lightning_core.experience.returns import total_return
 from lightning_core.ranges import check_range
-from lightning_core.returns import total_return
-from lightning_core.types import Demonstration, Key, Trajectory
+from lightning_core.records.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:
     import torch

@@ -23,9 +23,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from lightning_core.api.fields import FieldError, Held, Key
 from lightning_core.errors import AccessError, ConfigError, LeaseLostError, NotFoundError, ScopeError
 from lightning_core.gateway.tokens import Seal, claims_in
+from lightning_core.records.types import Attempt, Member, Rollout, Run
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import holds
-from lightning_core.types import Attempt, Member, Rollout, Run
 
 PREFIX: Final = "la-"
 """Every token of the API starts so."""

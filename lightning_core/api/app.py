@@ -30,9 +30,9 @@ from lightning_core.api.routing import (
 )
 from lightning_core.errors import LightningError
 from lightning_core.gateway.limits import Limits
+from lightning_core.records.types import Record
 from lightning_core.runner.gateways import GatewayFinder
 from lightning_core.stores.base import Store
-from lightning_core.types import Record
 
 BASE: Final = "/api/v1"
 LIMITS: Final = Limits(body_bytes=64 * 2**20)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import ConfigDict, Field, JsonValue, create_model
 
 from lightning_core.errors import DataError
-from lightning_core.types import Integer, Record
+from lightning_core.records.types import Integer, Record
 
 MOST_RECORDS: Final = 10_000
 """In one request."""

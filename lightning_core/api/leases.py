@@ -33,6 +33,7 @@ from lightning_core.api.fields import (
 from lightning_core.api.routing import JsonRoute, reply, wait_with
 from lightning_core.errors import AccessError, RewardError
 from lightning_core.gateway.tokens import Tokens, expiry
+from lightning_core.records.types import UNNAMED, Attempt, Record, Rollout, Run
 from lightning_core.runner.config import may_end_without_reward, read_config
 from lightning_core.runner.gateways import (
     RETRY_SECONDS,
@@ -42,7 +43,6 @@ from lightning_core.runner.gateways import (
 from lightning_core.stores.base import Store
 from lightning_core.stores.rules import holds
 from lightning_core.tracing.environment import variables
-from lightning_core.types import UNNAMED, Attempt, Record, Rollout, Run
 
 router = APIRouter(prefix="/leases", tags=["leases"], route_class=JsonRoute)
 Waiting = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait.")]

@@ -14,8 +14,8 @@ from lightning_core.api.access import Admin, Client, Worker
 from lightning_core.api.fields import KEY_EXAMPLE, FieldError, Keys, Some, answer, example
 from lightning_core.api.routing import JsonRoute, reply
 from lightning_core.errors import ScopeError
+from lightning_core.records.types import Call, Credited, Event, Record, Reward
 from lightning_core.stores.base import Store
-from lightning_core.types import Call, Credited, Event, Record, Reward
 
 router = APIRouter(tags=["records"], route_class=JsonRoute)
 MOST_IDS: Final = 1_000

@@ -13,7 +13,17 @@ from starlette.responses import Response
 from lightning_core.api.access import Admin, Client, run_prefix
 from lightning_core.api.fields import MOST_RECORDS, NEXT, FieldError, Name, Some, Wait, answer, example
 from lightning_core.api.routing import JsonRoute, ListPage, reply, wait_with
-from lightning_core.types import Integer, Order, Record, Rollout, RolloutCount, Sampling, Split, Status, Task
+from lightning_core.records.types import (
+    Integer,
+    Order,
+    Record,
+    Rollout,
+    RolloutCount,
+    Sampling,
+    Split,
+    Status,
+    Task,
+)
 
 router = APIRouter(tags=["rollouts"], route_class=JsonRoute)
 

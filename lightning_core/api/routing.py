@@ -41,8 +41,8 @@ from lightning_core.errors import (
     StoreError,
 )
 from lightning_core.gateway.wire import read_body, read_content, wait_disconnect
-from lightning_core.json_text import EXACT_JSON, JsonError, read_json
 from lightning_core.stores.packing import as_plain, dump_json
+from lightning_core.texts.json_text import EXACT_JSON, JsonError, read_json
 
 T = TypeVar("T")
 _NO_JSON: Final = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})

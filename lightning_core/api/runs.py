@@ -24,11 +24,11 @@ from lightning_core.api.fields import NEXT, FieldError, Nothing, Some, answer, e
 from lightning_core.api.routing import JsonRoute, ListPage, reply
 from lightning_core.errors import ConfigError, ScopeError
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.heartbeat import living
+from lightning_core.records.types import Alert, Integer, Member, Metrics, Record, ResourceVersion, Role, Run
 from lightning_core.stores import base
 from lightning_core.stores.base import Store
-from lightning_core.types import Alert, Integer, Member, Metrics, Record, ResourceVersion, Role, Run
-from lightning_core.versions import CHOICES, POLICY, read_number
+from lightning_core.stores.heartbeat import living
+from lightning_core.stores.versions import CHOICES, POLICY, read_number
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 Paged = Annotated[ListPage, Depends()]

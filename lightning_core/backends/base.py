@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.preflight import RunPlan
+from lightning_core.dialects.upstream import Upstream
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
-from lightning_core.types import Demonstration, Key, Trajectory
-from lightning_core.upstream import Upstream
+from lightning_core.records.types import Demonstration, Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

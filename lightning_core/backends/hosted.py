@@ -11,8 +11,8 @@ from typing import Final
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.folders import replacing
+from lightning_core.dialects.upstream import ChatRequest, Generation
 from lightning_core.errors import ApiError, UnsupportedError
-from lightning_core.upstream import ChatRequest, Generation
 
 NONE: Final = "none"
 """The model's name in a run that trains no weights."""

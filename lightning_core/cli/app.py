@@ -19,7 +19,7 @@ from lightning_core import __version__, telemetry
 from lightning_core.cli import asking, models, runs, serving, starting, training
 from lightning_core.errors import LightningError
 from lightning_core.insight.failures import VARIES
-from lightning_core.terminal import Plain, Terminal
+from lightning_core.texts.terminal import Plain, Terminal
 
 app = typer.Typer(
     name="agentlightning",

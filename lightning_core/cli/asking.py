@@ -22,11 +22,11 @@ from lightning_core.cli.training import SET, call_once, read_launch
 from lightning_core.credit.base import Baseline, Scale
 from lightning_core.errors import ConfigError
 from lightning_core.insight.advice import nothing_earned
+from lightning_core.insight.trace import read_traces
 from lightning_core.insight.verdict import say as number
 from lightning_core.insight.why import Other, Step, WhatIf, read_why, reasons_of, what_if
 from lightning_core.plugins import load_plugins
-from lightning_core.terminal import Terminal
-from lightning_core.trace import read_traces
+from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.parts import make_credit
 from lightning_core.trainer.report import model_name
 from lightning_core.trainer.settings import TINY

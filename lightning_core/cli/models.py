@@ -23,15 +23,22 @@ from lightning_core.backends.base import Backend, TensorChange, check_versions
 from lightning_core.cli.rollouts import open_run, reading
 from lightning_core.cli.runs import describe_age
 from lightning_core.errors import ConfigError
-from lightning_core.heartbeat import check_not_trained
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store, get_run
-from lightning_core.terminal import Terminal
+from lightning_core.stores.heartbeat import check_not_trained
+from lightning_core.stores.versions import (
+    POLICY,
+    choose,
+    find_current,
+    get_version,
+    list_choices,
+    read_number,
+)
+from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import check_there
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.gateway import open_reader
-from lightning_core.types import ResourceVersion, Run
-from lightning_core.versions import POLICY, choose, find_current, get_version, list_choices, read_number
 
 _SHOWN: Final = 12
 """Tensors that a comparison lists."""

@@ -16,22 +16,22 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from lightning_core import transcript
+from lightning_core.dialects import transcript
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.experience.returns import with_final
 from lightning_core.insight.failures import find_refused, group_failures
+from lightning_core.insight.trace import Item, Node, Trace, read_traces
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import Reason, reasons_of
 from lightning_core.plugins import load_plugins
-from lightning_core.returns import with_final
+from lightning_core.records.types import Call, Reward, Rollout, Span, Status, ToolEvent, matches
 from lightning_core.stores.base import Store
-from lightning_core.terminal import Terminal
-from lightning_core.trace import Item, Node, Trace, read_traces
+from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.display import failure_lines
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.report import model_name, task_name, task_text
 from lightning_core.trainer.versions import in_folder
-from lightning_core.types import Call, Reward, Rollout, Span, Status, ToolEvent, matches
 
 LISTED = 8
 """Rollouts that `show` lists."""

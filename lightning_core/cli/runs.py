@@ -32,15 +32,16 @@ from lightning_core.cli.rollouts import (
     show_rollouts,
 )
 from lightning_core.errors import ConfigError, LightningError, UnsupportedError
-from lightning_core.heartbeat import find_living, living
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change
 from lightning_core.insight.standing import BROKEN, ENDED, state_of
+from lightning_core.insight.trace import read_traces
 from lightning_core.insight.verdict import say, verdict
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Member
 from lightning_core.stores.base import Store, get_run
-from lightning_core.terminal import Terminal
-from lightning_core.trace import read_traces
+from lightning_core.stores.heartbeat import find_living, living
+from lightning_core.texts.terminal import Terminal
 from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
 from lightning_core.trainer.display import (
     agent_table,
@@ -64,7 +65,6 @@ from lightning_core.trainer.report import (
     transcripts,
 )
 from lightning_core.trainer.summary import Summary, find_summary
-from lightning_core.types import Member
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends; or 'best' or 'worst' trained, or 'failed'"
 _WHERE = "Only rollouts with this task, step, split, agent, status or field of the task; may be repeated."
@@ -393,7 +393,7 @@ async def sync_run(path: Path, url: str) -> None:
     everything; what it took before stays there, and the same command sends the same spans again.
     """
     try:
-        from lightning_core.otlp import OtlpCollector, to_spans
+        from lightning_core.trackers.otlp import OtlpCollector, to_spans
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"to send traces, {error.name!r} must be installed: pip install 'agent-lightning-core[otel]'"

@@ -19,7 +19,8 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
-from lightning_core.terminal import Terminal
+from lightning_core.stores.versions import read_number
+from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import make_backend, open_store
 from lightning_core.trainer.roles.gateway import host_gateway, serving_run
@@ -27,7 +28,6 @@ from lightning_core.trainer.roles.joining import Joining, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import LARGEST_PORT, Settings, parse_listen
 from lightning_core.trainer.summary import find_summary, serving_notes
-from lightning_core.versions import read_number
 
 _ALLOW_HOST = "A host name that clients and web pages may use without a token; may be repeated."
 _Listen = Annotated[

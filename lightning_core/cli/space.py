@@ -15,7 +15,7 @@ from lightning_core.cli.rollouts import open_run
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import get_run
-from lightning_core.terminal import Terminal, shown
+from lightning_core.texts.terminal import Terminal, shown
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.versions import settle
 

@@ -20,7 +20,7 @@ import typer
 from lightning_core.cli.serving import say
 from lightning_core.deploy.deployment import inside, read_deployment
 from lightning_core.errors import ConfigError, LightningError, TrainingStopped
-from lightning_core.terminal import Terminal, shown
+from lightning_core.texts.terminal import Terminal, shown
 from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.preflight import show_plan
 from lightning_core.trainer.roles.joining import Joining

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from lightning_core.console.asking import PageRequest
 from lightning_core.errors import ConfigError
-from lightning_core.heartbeat import check_not_trained
 from lightning_core.insight.standing import is_served
-from lightning_core.versions import POLICY, choose, find_current, list_choices
+from lightning_core.stores.heartbeat import check_not_trained
+from lightning_core.stores.versions import POLICY, choose, find_current, list_choices
 
 AUTHOR: Final = "console"
 """Who chose, in the list of choices."""

@@ -9,17 +9,17 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
 
-from lightning_core import transcript
 from lightning_core.console.asking import PageRequest
 from lightning_core.console.reasons import to_shown
 from lightning_core.console.shelf import Found
+from lightning_core.dialects import transcript
 from lightning_core.errors import ConfigError
+from lightning_core.experience.returns import with_final
+from lightning_core.insight.trace import read_traces
 from lightning_core.insight.why import reasons_of
-from lightning_core.returns import with_final
+from lightning_core.records.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
 from lightning_core.stores.base import Store
-from lightning_core.trace import read_traces
 from lightning_core.trainer.report import model_name, task_text
-from lightning_core.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
 
 TOKENIZER: Final = "tokenizer.json"
 Decode = Callable[[list[int]], str]

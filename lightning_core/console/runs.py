@@ -16,14 +16,16 @@ from typing import Any, Final
 from lightning_core.console.asking import PageRequest
 from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError, LightningError
-from lightning_core.heartbeat import living
+from lightning_core.experience.transitions import last_planned
 from lightning_core.insight.bottleneck import bottleneck, by_agent, by_tool, engine_share, parts, straggling
 from lightning_core.insight.compare import History, advise, compare, compare_trials
 from lightning_core.insight.curves import Bucket, curves, width_of
 from lightning_core.insight.rewards import agent_changes, change, reward_curve, training_change
 from lightning_core.insight.standing import ENDED, is_served, state_of
 from lightning_core.insight.verdict import verdict
+from lightning_core.records.types import Member, Metrics, Rollout, RolloutCount, Run, Status
 from lightning_core.stores.base import Store, get_run
+from lightning_core.stores.heartbeat import living
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.report import (
     NAMED_VERSIONS,
@@ -34,8 +36,6 @@ from lightning_core.trainer.report import (
     model_name,
     task_text,
 )
-from lightning_core.transitions import last_planned
-from lightning_core.types import Member, Metrics, Rollout, RolloutCount, Run, Status
 
 _POINTS: Final = 800
 """Steps that are sent as they are; of more steps, points."""

@@ -27,12 +27,12 @@ from lightning_core.insight.failures import group_failures
 from lightning_core.insight.standing import state_of
 from lightning_core.plugins import Plugins
 from lightning_core.prompts import read_declared
+from lightning_core.records.types import Rollout, Run, Task
 from lightning_core.stores.base import Store, get_run
+from lightning_core.stores.versions import POLICY, find_current, get_version, put_prompt
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.trainer.report import task_text
-from lightning_core.types import Rollout, Run, Task
-from lightning_core.versions import POLICY, find_current, get_version, put_prompt
 
 ARMS: Final = ("a", "b")
 TASKS: Final = 100

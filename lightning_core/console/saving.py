@@ -21,8 +21,8 @@ from lightning_core.console.server import ANSWERS, START, asset_names, digest, p
 from lightning_core.console.shelf import Found, Shelf
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
+from lightning_core.stores.versions import POLICY
 from lightning_core.trainer.folder import write_atomically
-from lightning_core.versions import POLICY
 
 PER_ORDER: Final = 50
 """Rollouts that are in the file, of those that come first in each order and of the failed ones."""

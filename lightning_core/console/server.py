@@ -38,7 +38,7 @@ from lightning_core.console import models, reasons, rollouts, runs, sandbox
 from lightning_core.console.asking import PageRequest
 from lightning_core.console.shelf import Shelf
 from lightning_core.errors import AccessError, ApiError, ConfigError, DataError, LightningError, NotFoundError
-from lightning_core.json_text import whole
+from lightning_core.texts.json_text import whole
 
 log = logging.getLogger(__name__)
 

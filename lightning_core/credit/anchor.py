@@ -24,7 +24,7 @@ from lightning_core.credit.base import Comparison, parts_of, parts_to_go, peers_
 from lightning_core.credit.branches import returns_to_go
 from lightning_core.credit.whole import uniform
 from lightning_core.errors import ConfigError
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from statistics import fmean
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from lightning_core.credit.branches import reward_without_call, rewards_ahead, without_dropped
-from lightning_core.returns import total_return
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.experience.returns import total_return
+from lightning_core.records.types import Key, Trajectory, Transition
 
 EPSILON = 1e-6
 """Spread below which rewards count as equal; they are of the order of 1."""

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from lightning_core.sequences import common, prefixes, spell
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.records.sequences import common, prefixes, spell
+from lightning_core.records.types import Key, Trajectory, Transition
 
 
 @dataclass(frozen=True, slots=True)

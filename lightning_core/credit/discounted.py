@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from lightning_core.credit.base import Comparison, parts_of, parts_to_go, peers_by, turn_numbers, with_others
 from lightning_core.credit.branches import returns_to_go
 from lightning_core.ranges import check_range
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

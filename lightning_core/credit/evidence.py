@@ -45,9 +45,9 @@ from lightning_core.credit.base import (
 from lightning_core.credit.significance import Floats, PairSums, Whole, between_groups, matters, pairs_within
 from lightning_core.credit.tabular import Turn, Visit, VisitTable, of_table
 from lightning_core.credit.whole import uniform
+from lightning_core.experience.returns import total_return
 from lightning_core.ranges import check_range
-from lightning_core.returns import total_return
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 
 BELIEF = (1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5)
 """Values of k_t and k_s: how many rollouts the wider mean counts as. The first leaves out the narrower."""

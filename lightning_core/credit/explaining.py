@@ -19,7 +19,7 @@ from lightning_core.credit.base import (
     credit_groups,
     measure,
 )
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from lightning_core.credit.base import CRITIC, Comparison, Part, add_parts
 from lightning_core.credit.branches import Branches, branches, reward_without_call
 from lightning_core.errors import TrainingError
 from lightning_core.ranges import check_range
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

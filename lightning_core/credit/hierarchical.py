@@ -24,7 +24,7 @@ from lightning_core.credit.base import Comparison, parts_of, parts_to_go, turn_n
 from lightning_core.credit.branches import returns_to_go
 from lightning_core.credit.whole import per_agent
 from lightning_core.errors import ConfigError
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

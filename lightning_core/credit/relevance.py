@@ -46,7 +46,7 @@ from typing import ClassVar, TypeVar
 from lightning_core.credit.base import EPSILON, Comparison, Credit, Part
 from lightning_core.credit.tabular import State, Turn, Visit, VisitTable, advantage, of_table
 from lightning_core.ranges import check_range
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 
 Entry = TypeVar("Entry")
 FEWEST = 3

@@ -59,9 +59,9 @@ from lightning_core.credit.base import (
     turn_numbers,
 )
 from lightning_core.credit.branches import reward_without_call
+from lightning_core.experience.returns import total_return
 from lightning_core.ranges import check_range
-from lightning_core.returns import total_return
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 State = tuple[str, str, int]
 """Agent, observation, and how often the rollout had shown it to the agent before."""

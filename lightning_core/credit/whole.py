@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_core.credit.base import Comparison, parts_of, total_parts
-from lightning_core.returns import total_return
-from lightning_core.types import Trajectory
+from lightning_core.experience.returns import total_return
+from lightning_core.records.types import Trajectory
 
 
 def uniform(group: Sequence[Trajectory]) -> list[Comparison]:

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from lightning_core.errors import ConfigError
-from lightning_core.masking import mask, without_password
 from lightning_core.ranges import check_range
+from lightning_core.texts.masking import mask, without_password
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.trainer import Trainer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightning_core.errors import LightningError
 from lightning_core.plugins import load_plugins
-from lightning_core.terminal import shown
+from lightning_core.texts.terminal import shown
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import open_store
 

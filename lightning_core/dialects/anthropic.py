@@ -60,11 +60,11 @@ from lightning_core.dialects.strict import (
     text,
 )
 from lightning_core.dialects.turns import kind_of, read_system, read_turns
+from lightning_core.dialects.upstream import ChatRequest, Constraint, Delta
 from lightning_core.dialects.writing import typed_event
 from lightning_core.errors import ApiError
-from lightning_core.json_text import JsonError, read_written
-from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Constraint, Delta
+from lightning_core.records.types import Choice, Sampling
+from lightning_core.texts.json_text import JsonError, read_written
 
 OPTIONS: Final = Options(
     honoured(

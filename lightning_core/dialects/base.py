@@ -25,10 +25,10 @@ from lightning_core.dialects.lenient import (
     read_parts,
 )
 from lightning_core.dialects.options import Options
+from lightning_core.dialects.upstream import ChatRequest, Constraint, Delta
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError, GatewayError
-from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Constraint, Delta
+from lightning_core.records.types import Choice, Sampling
 
 Owner = tuple[str | None, int | None]
 """A rollout and its attempt; both None for callers without a token, who share one space."""

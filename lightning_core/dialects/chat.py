@@ -70,10 +70,10 @@ from lightning_core.dialects.strict import (
     unsupported,
 )
 from lightning_core.dialects.tools import chat_call, chat_functions, custom_names, function_call
+from lightning_core.dialects.upstream import ChatRequest, Constraint, Delta
 from lightning_core.dialects.writing import TokenText, event, to_json
 from lightning_core.errors import ApiError
-from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Constraint, Delta
+from lightning_core.records.types import Choice, Sampling
 
 OPTIONS: Final = Options(
     honoured(

@@ -47,10 +47,10 @@ from lightning_core.dialects.strict import (
     text,
     unsupported,
 )
+from lightning_core.dialects.upstream import ChatRequest, Constraint, Delta
 from lightning_core.dialects.writing import TokenText, event, to_json
 from lightning_core.errors import ApiError
-from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Constraint, Delta
+from lightning_core.records.types import Choice, Sampling
 
 _ALL_REPLIES: Final = "every reply is recorded, so ask for n of them and choose"
 OPTIONS: Final = Options(

@@ -13,9 +13,9 @@ from lightning_core.dialects.lenient import Json
 from lightning_core.dialects.options import Option, honoured, refused
 from lightning_core.dialects.strict import flag, invalid, mapping, missing, short, unsupported
 from lightning_core.dialects.tools import qualified, without_hosted
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.dialects.writing import to_json
-from lightning_core.json_text import JsonError, read_json
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.texts.json_text import JsonError, read_json
 
 FROM_VLLM_STRUCTURED: Final[dict[str, Option]] = {
     **honoured(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from lightning_core.types import Choice
+from lightning_core.records.types import Choice
 
 Json = dict[str, Any]
 Part = dict[str, Any]

@@ -80,10 +80,10 @@ from lightning_core.dialects.tools import (
     result_id,
     result_text,
 )
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
-from lightning_core.types import Choice, Sampling
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.records.types import Choice, Sampling
 
 OPTIONS: Final = Options(
     honoured(

@@ -25,9 +25,9 @@ from lightning_core.dialects.tools import (
     find_offers,
     item_of_call,
 )
+from lightning_core.dialects.upstream import Delta
 from lightning_core.dialects.writing import TokenText, typed_event
 from lightning_core.errors import ApiError
-from lightning_core.upstream import Delta
 
 ID_PREFIX: Final = "resp_"
 _LOGPROBS: Final = "message.output_text.logprobs"

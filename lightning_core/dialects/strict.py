@@ -9,10 +9,10 @@ from reprlib import Repr
 from typing import Any, Final
 
 from lightning_core.dialects.lenient import Json
+from lightning_core.dialects.upstream import Shaping
 from lightning_core.errors import ApiError
-from lightning_core.json_text import JsonError, read_json
-from lightning_core.types import Sampling
-from lightning_core.upstream import Shaping
+from lightning_core.records.types import Sampling
+from lightning_core.texts.json_text import JsonError, read_json
 
 COLDEST: Final = 0.01
 """The lowest temperature above 0 that is sampled at, as by vLLM. Apps that ask for less mean greedy, and

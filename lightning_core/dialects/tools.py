@@ -25,7 +25,7 @@ from lightning_core.dialects.lenient import Json
 from lightning_core.dialects.strict import invalid, mapping, missing, short, string, text, unsupported
 from lightning_core.dialects.writing import to_json
 from lightning_core.errors import ApiError
-from lightning_core.json_text import JsonError, read_written
+from lightning_core.texts.json_text import JsonError, read_written
 
 INPUT: Final = "input"
 """The argument that holds the text of a custom tool."""

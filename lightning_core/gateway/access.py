@@ -30,6 +30,7 @@ from starlette.types import Scope
 from lightning_core.dialects.strict import short
 from lightning_core.errors import AccessError, ApiError, DataError
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
+from lightning_core.records.types import UNNAMED, Sampling, matches
 from lightning_core.stores.rules import check_id
 from lightning_core.tracing.headers import (
     AGENT,
@@ -40,7 +41,6 @@ from lightning_core.tracing.headers import (
     ROLLOUT,
     decode_name,
 )
-from lightning_core.types import UNNAMED, Sampling, matches
 
 HOST: Final = "host"
 ORIGIN: Final = "origin"

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects.strict import short
+from lightning_core.dialects.upstream import Upstream
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access
@@ -31,7 +32,6 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.versions import Versioned, version_name
 from lightning_core.prompts import PinnedPrompts
 from lightning_core.stores.base import Store
-from lightning_core.upstream import Upstream
 
 _V1: Final = "/v1"
 _TRACES: Final = "/v1/traces"

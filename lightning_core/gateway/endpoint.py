@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from lightning_core.dialects.base import Dialect, ReplyWriter, Request
 from lightning_core.dialects.constraints import in_words
 from lightning_core.dialects.lenient import Json
+from lightning_core.dialects.upstream import Upstream
 from lightning_core.errors import ApiError, ConfigError, GatewayError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
@@ -33,7 +34,6 @@ from lightning_core.gateway.wire import (
     wait_disconnect,
 )
 from lightning_core.prompts import PinnedPrompts, put_in
-from lightning_core.upstream import Upstream
 
 log = logging.getLogger(__name__)
 _LONGEST: Final = 500

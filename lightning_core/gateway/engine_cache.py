@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from lightning_core.upstream import Upstream
+from lightning_core.dialects.upstream import Upstream
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from lightning_core.dialects.upstream import ChatRequest, Delta, Upstream
 from lightning_core.errors import ApiError, GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Caller
 from lightning_core.gateway.errors import api_error_of
 from lightning_core.gateway.recording import Recording
+from lightning_core.records.linking import under_own_id
+from lightning_core.records.types import Call, CallStatus
 from lightning_core.stores.base import Store
-from lightning_core.stores.rules import under_own_id
-from lightning_core.types import Call, CallStatus
-from lightning_core.upstream import ChatRequest, Delta, Upstream
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
 from lightning_core.gateway.otlp_counting import check_counts, check_json, check_protobuf
-from lightning_core.json_text import read_json
-from lightning_core.linking import AGENT_NAME, SERVICE_NAME, origin
-from lightning_core.types import UNNAMED, Span
+from lightning_core.records.linking import AGENT_NAME, SERVICE_NAME, origin
+from lightning_core.records.types import UNNAMED, Span
+from lightning_core.texts.json_text import read_json
 
 _Kind = Literal["internal", "server", "client", "producer", "consumer"]
 _KINDS: Final[Mapping[int, _Kind]] = MappingProxyType(

@@ -12,8 +12,8 @@ from lightning_core.dialects.base import ChoiceSoFar, Dialect, Request, Sampled
 from lightning_core.dialects.strict import read_object
 from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
-from lightning_core.sequences import write_masks
-from lightning_core.types import Call, CallStatus, Choice
+from lightning_core.records.sequences import write_masks
+from lightning_core.records.types import Call, CallStatus, Choice
 
 _LONG_REFUSED: Final = 2**20
 """Bytes of a refused request's body up to which it is kept."""

@@ -21,10 +21,10 @@ from lightning_core.errors import ApiError, DataError, GatewayError, LeaseLostEr
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import api_error_of
 from lightning_core.gateway.wire import read_body, read_content, send_json
-from lightning_core.json_text import JsonError, read_json
+from lightning_core.records.types import REWARD_RANGE, Reward
 from lightning_core.stores.base import Store
+from lightning_core.texts.json_text import JsonError, read_json
 from lightning_core.tracing.rewards import as_reward
-from lightning_core.types import REWARD_RANGE, Reward
 
 log = logging.getLogger(__name__)
 

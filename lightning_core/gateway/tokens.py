@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from lightning_core.errors import AccessError, ConfigError
-from lightning_core.types import Rollout, Sampling
+from lightning_core.records.types import Rollout, Sampling
 
 PREFIX = "lt-"
 """Every token starts so; an API key of another house does not."""

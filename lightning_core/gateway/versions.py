@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
 from lightning_core.dialects.strict import short
+from lightning_core.dialects.upstream import ChatRequest, Delta, Generation, Upstream
 from lightning_core.errors import ApiError, ModelError, NotFoundError
 from lightning_core.gateway.access import Caller
 from lightning_core.gateway.engine_cache import EngineCache, VersionEngine
+from lightning_core.records.types import ResourceVersion
 from lightning_core.stores.base import Store
-from lightning_core.types import ResourceVersion
-from lightning_core.upstream import ChatRequest, Delta, Generation, Upstream
-from lightning_core.versions import POLICY, find_current, get_version, read_number
+from lightning_core.stores.versions import POLICY, find_current, get_version, read_number
 
 ENGINES: Final = 2
 """Open at once: the version before can answer what it has begun while the next one is opened, and two can be

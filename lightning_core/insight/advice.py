@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from lightning_core import transcript
+from lightning_core.dialects import transcript
+from lightning_core.experience.returns import reward_of
 from lightning_core.insight.failures import is_cut
-from lightning_core.returns import reward_of
-from lightning_core.types import Call, Rollout, Status
+from lightning_core.records.types import Call, Rollout, Status
 
 FEWEST: Final = 4
 """Rollouts below which nothing is said."""

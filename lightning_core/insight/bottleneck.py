@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_core.types import Call, Event, Metrics, Rollout, ToolEvent
+from lightning_core.records.types import Call, Event, Metrics, Rollout, ToolEvent
 
 LARGE: Final = 0.2
 """Share of a step from which on a part is worth a word."""

@@ -15,9 +15,9 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from lightning_core.experience.returns import reward_of
 from lightning_core.insight.curves import Bucket, curves
-from lightning_core.returns import reward_of
-from lightning_core.types import Metrics, Rollout, Run
+from lightning_core.records.types import Metrics, Rollout, Run
 
 LEAST: Final = 3
 """Runs on each side of a comparison."""

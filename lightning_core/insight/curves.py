@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from lightning_core.types import Metrics
+from lightning_core.records.types import Metrics
 
 
 @dataclass(frozen=True, slots=True)

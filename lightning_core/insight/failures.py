@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from lightning_core.types import Call, Record, Rollout, Status
+from lightning_core.records.types import Call, Record, Rollout, Status
 
 _FRAME = re.compile(r"^  at ((.+):\d+ in .+)$", re.MULTILINE)
 """A frame, and its file."""

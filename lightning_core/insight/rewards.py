@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from lightning_core.types import Metrics
+from lightning_core.records.types import Metrics
 
 LEAST = 3
 """Steps of each end of a run, if it has so many."""

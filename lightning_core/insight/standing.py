@@ -6,8 +6,8 @@ import socket
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from lightning_core.heartbeat import living
-from lightning_core.types import Member, Run
+from lightning_core.records.types import Member, Run
+from lightning_core.stores.heartbeat import living
 
 State = Literal["not started", "running", "stopping", "finished", "stopped", "failed", "killed"]
 BROKEN: Final = frozenset({"failed", "killed"})

@@ -19,10 +19,10 @@ from pydantic import Field
 
 from lightning_core.alerts.rules import NOTHING_EARNED, RewardCollapse
 from lightning_core.alerts.watch import Scene
+from lightning_core.experience.returns import reward_of
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import LEAST, end_width
-from lightning_core.returns import reward_of
-from lightning_core.types import Metrics, Record, Rollout, RolloutCount, Status, matches
+from lightning_core.records.types import Metrics, Record, Rollout, RolloutCount, Status, matches
 
 Kind = Literal[
     "failed",

@@ -13,18 +13,17 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from lightning_core import transcript
 from lightning_core.air.base import Records
 from lightning_core.air.reading import read_records
 from lightning_core.air.rulebook import Rulebook, is_automatic
 from lightning_core.credit.base import Baseline, Credit, CreditReport, Scale
 from lightning_core.credit.explaining import Explanation, explain
+from lightning_core.dialects import transcript
 from lightning_core.errors import ConfigError, LightningError, RewardError
+from lightning_core.experience.returns import may_count, with_final
+from lightning_core.experience.transitions import last_planned, to_trajectories
 from lightning_core.insight.wording import lines, sentence
-from lightning_core.returns import may_count, with_final
-from lightning_core.stores.base import Store, get_run
-from lightning_core.transitions import last_planned, to_trajectories
-from lightning_core.types import (
+from lightning_core.records.types import (
     REWARD_RANGE,
     Call,
     Credited,
@@ -37,6 +36,7 @@ from lightning_core.types import (
     Transition,
     is_reward,
 )
+from lightning_core.stores.base import Store, get_run
 
 LATER: Final = (
     "Only this step is credited again; with other advantages, later weights would have been others."

@@ -12,9 +12,9 @@ from statistics import fmean
 
 from lightning_core.credit.base import AFTER, CRITIC, EXPECTED, FROM_HERE, WHOLE
 from lightning_core.credit.explaining import Explanation, Term
+from lightning_core.experience.returns import total_return
 from lightning_core.insight.verdict import say
-from lightning_core.returns import total_return
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 _SAME = 1e-6
 """Rewards and advantages that differ by no more are taken for equal."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_range
-from lightning_core.types import Task
+from lightning_core.records.types import Task
 
 RUBRIC = """\
 - An attempt that reaches the goal gets a clearly higher score than one that does not.

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lightning_core import transcript
+from lightning_core.dialects import transcript
 from lightning_core.dialects.lenient import Message
 from lightning_core.judge.judge import Judge
-from lightning_core.types import Call, Task
+from lightning_core.records.types import Call, Task
 
 CHARACTERS = 4
 """Characters of a token, on average."""

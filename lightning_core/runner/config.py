@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_core.errors import ConfigError
-from lightning_core.returns import FailurePolicy, last_final
+from lightning_core.experience.returns import FailurePolicy, last_final
+from lightning_core.records.types import Attempt, Run
 from lightning_core.stores.base import Store
-from lightning_core.types import Attempt, Run
 
 RECORDED = "rollouts"
 """Where in the run's configuration it is written."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
-from lightning_core.heartbeat import living
+from lightning_core.records.types import Attempt, Member
 from lightning_core.runner.config import read_config
 from lightning_core.stores.base import Store
+from lightning_core.stores.heartbeat import living
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Attempt, Member
 
 log = logging.getLogger(__name__)
 

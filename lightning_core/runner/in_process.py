@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from threading import Thread
 
 from lightning_core.errors import RewardError
+from lightning_core.records.types import Task
 from lightning_core.runner.outcome import AttemptOutcome, Solve, failed, to_reward
 from lightning_core.runner.program import COMMAND_GRACE_SECONDS, END_SECONDS, Command
 from lightning_core.tracing.scope import Scope, leave_behind, rollout_scope
-from lightning_core.types import Task
 
 GRACE_SECONDS = 2.0
 """How long a cancelled function may take to end before its slot is taken from it."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from lightning_core.errors import RewardError
 from lightning_core.insight.failures import find_refused, is_users
+from lightning_core.records.types import REWARD_RANGE, Call, Task
 from lightning_core.tracing.rewards import as_reward
-from lightning_core.types import REWARD_RANGE, Call, Task
 
 Solve = Callable[[Task], Any]
 """Runs the app once on a task and returns (or is awaited for) the reward."""

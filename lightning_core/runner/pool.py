@@ -13,9 +13,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Any, Protocol
 
 from lightning_core.errors import LightningError, WorkerError
+from lightning_core.records.types import Task
 from lightning_core.runner.outcome import AttemptOutcome
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Task
 
 log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from contextlib import suppress
 from functools import partial
 
 from lightning_core.errors import ConfigError, WorkerError
+from lightning_core.records.types import Task
 from lightning_core.runner.outcome import AttemptOutcome, Solve, describe
 from lightning_core.runner.packing import pack
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.program import Program, Tail, end_of
 from lightning_core.runner.worker import Assignment, Report, boot, frame, read
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Task
 
 GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL for a process that is to end."""

@@ -27,11 +27,11 @@ from uuid import uuid4
 from pydantic import JsonValue
 
 from lightning_core.errors import ConfigError, WorkerError
-from lightning_core.masking import masked
+from lightning_core.records.types import Span, Task
 from lightning_core.runner import supervisor
+from lightning_core.texts.masking import masked
 from lightning_core.tracing.environment import environment
 from lightning_core.tracing.scope import current_scope, report
-from lightning_core.types import Span, Task
 
 log = logging.getLogger(__name__)
 

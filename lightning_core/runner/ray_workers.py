@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from lightning_core import telemetry
 from lightning_core.errors import ConfigError, WorkerError
+from lightning_core.records.types import Task
 from lightning_core.runner.outcome import AttemptOutcome, Solve, describe
 from lightning_core.runner.packing import pack
 from lightning_core.runner.pool import WorkerPool
@@ -30,7 +31,6 @@ from lightning_core.runner.process import GRACE_SECONDS, REPORT_SECONDS, WorkerP
 from lightning_core.runner.program import CLOSE_SECONDS, END_SECONDS
 from lightning_core.runner.worker import Assignment, Report
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Task
 
 log = logging.getLogger(__name__)
 

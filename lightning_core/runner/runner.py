@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_core.errors import ConfigError, DataError, LeaseLostError, StoreError, UnseenCallsError
+from lightning_core.experience.returns import FailurePolicy
 from lightning_core.insight.failures import with_hint
 from lightning_core.prompts import PinnedPrompts
-from lightning_core.returns import FailurePolicy
+from lightning_core.records.types import Attempt, Rollout
 from lightning_core.runner.config import may_end_without_reward
 from lightning_core.runner.gateways import GatewayHealth
 from lightning_core.runner.in_process import InProcess
@@ -28,7 +29,6 @@ from lightning_core.runner.process import local_pool
 from lightning_core.runner.ray_workers import Workers, parse_workers
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import Scope, read_unseen
-from lightning_core.types import Attempt, Rollout
 
 log = logging.getLogger(__name__)
 

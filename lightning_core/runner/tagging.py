@@ -29,6 +29,7 @@ from typing import Any, Final
 import httpx
 
 from lightning_core.plugins import Plugins, load_plugins
+from lightning_core.records.types import UNNAMED, Call, Event, Reward
 from lightning_core.tracing.environment import REWARD_URL, rewards_url, variables
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.openai_sdk import instrument
@@ -36,7 +37,6 @@ from lightning_core.tracing.patching import patch
 from lightning_core.tracing.routing import OPENAI, Puller
 from lightning_core.tracing.scope import Scope, agent, current_scope, rollout_scope
 from lightning_core.tracing.unseen import name_caller
-from lightning_core.types import UNNAMED, Call, Event, Reward
 
 log = logging.getLogger(__name__)
 

@@ -27,11 +27,11 @@ from typing import Any, BinaryIO
 
 from lightning_core.plugins import load_plugins
 from lightning_core.prompts import Pinned
+from lightning_core.records.types import Call, Event, Reward, Task
 from lightning_core.runner.in_process import InProcess
 from lightning_core.runner.outcome import AttemptOutcome, describe
 from lightning_core.runner.tagging import tagging
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Call, Event, Reward, Task
 
 BOOT = "import sys; sys.path[:] = {path!r}; from {module} import main; main({fd}, {argv!r})"
 _LENGTH = struct.Struct("!Q")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from lightning_core.errors import NotFoundError
-from lightning_core.types import (
+from lightning_core.records.types import (
     Alert,
     Attempt,
     Call,

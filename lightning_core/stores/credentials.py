@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from lightning_core.errors import ConfigError
-from lightning_core.masking import without_password
+from lightning_core.texts.masking import without_password
 
 NAMED: Final = "LIGHTNING_STORE"
 """The environment variable with URLs of stores, separated by spaces, that may get the others' passwords."""

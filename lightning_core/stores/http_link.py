@@ -21,10 +21,10 @@ from lightning_core.errors import (
     ScopeError,
     StoreError,
 )
-from lightning_core.json_text import EXACT_JSON, load_json
 from lightning_core.loop_thread import LoopThread
 from lightning_core.stores.credentials import advice, takes_none
 from lightning_core.stores.packing import as_plain, dump_json
+from lightning_core.texts.json_text import EXACT_JSON, load_json
 
 T = TypeVar("T")
 TOKEN_NAME: Final = "LIGHTNING_API_TOKEN"

@@ -15,9 +15,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, TypeAdapter
 
 from lightning_core.errors import NotFoundError
-from lightning_core.stores import rules
-from lightning_core.stores.http_link import Link, address_of
-from lightning_core.types import (
+from lightning_core.records.types import (
     Alert,
     Attempt,
     Call,
@@ -34,6 +32,8 @@ from lightning_core.types import (
     Run,
     Status,
 )
+from lightning_core.stores import rules
+from lightning_core.stores.http_link import Link, address_of
 
 _MOST: Final = 10_000
 """Records of one request, and entries of one page."""

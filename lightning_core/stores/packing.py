@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
 from lightning_core.errors import StoreError, TokenIdsError
-from lightning_core.json_text import load_json
-from lightning_core.sequences import as_ids, as_logprobs
-from lightning_core.types import Choice
+from lightning_core.records.sequences import as_ids, as_logprobs
+from lightning_core.records.types import Choice
+from lightning_core.texts.json_text import load_json
 
 _RARE: Final = ("kept", "left_out", "as_text")
 """Fields of a choice that few have."""

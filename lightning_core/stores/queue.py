@@ -12,11 +12,21 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from lightning_core.returns import last_final, with_final
+from lightning_core.experience.returns import last_final, with_final
+from lightning_core.records.types import (
+    Attempt,
+    Call,
+    Metrics,
+    Order,
+    Record,
+    Reward,
+    Rollout,
+    RolloutCount,
+    Status,
+)
 from lightning_core.stores import rules
 from lightning_core.stores.notifications import QUEUE, Topic, cancelled_of, finished_of
 from lightning_core.stores.rows import Table
-from lightning_core.types import Attempt, Call, Metrics, Order, Record, Reward, Rollout, RolloutCount, Status
 
 T = TypeVar("T", bound=Record)
 Held = tuple[Rollout, str | None]

@@ -21,8 +21,8 @@ from redis.connection import parse_url
 from redis.retry import Retry
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.masking import without_password
 from lightning_core.stores.credentials import advice, takes_none
+from lightning_core.texts.masking import without_password
 
 log = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Rollout
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import CANCELLED, Listener, Notifications, Topic
 from lightning_core.stores.rows import CALLS
 from lightning_core.stores.table_store import TableStore
 from lightning_core.stores.workers import Driver, Job, Operation, StoreWorker
-from lightning_core.types import Rollout
 
 try:
     import redis

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import redis
 
-from lightning_core.json_text import load_json
+from lightning_core.records.linking import under_own_id
+from lightning_core.records.types import Call, Metrics, Record, Reward, Rollout, RolloutCount, Split, Status
 from lightning_core.stores import queue, rules
 from lightning_core.stores.legacy import planned_at
 from lightning_core.stores.notifications import QUEUE, Topic, finished_of
@@ -25,7 +26,7 @@ from lightning_core.stores.packing import dump_json
 from lightning_core.stores.queue import Held, Page
 from lightning_core.stores.redis_connection import Connection, RedisLink, read
 from lightning_core.stores.rows import CALLS, METRICS, REWARDS, Table
-from lightning_core.types import Call, Metrics, Record, Reward, Rollout, RolloutCount, Split, Status
+from lightning_core.texts.json_text import load_json
 
 T = TypeVar("T", bound=Record)
 MOST = 1000
@@ -260,7 +261,7 @@ class RedisConnection:
                 break
             if call.status != "completed" or before == packed:
                 return
-            call = rules.under_own_id(call)
+            call = under_own_id(call)
         if running:
             name = call.rollout_id or ""
             rules.check_running(call, queue.lock(self, [name]).get(name, (None, None))[0])

@@ -13,17 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from lightning_core.json_text import load_json
-from lightning_core.stores.packing import (
-    dump_json,
-    pack_choices,
-    pack_ids,
-    plain,
-    unpack_choices,
-    unpack_ids,
-)
-from lightning_core.stores.rules import event_id
-from lightning_core.types import (
+from lightning_core.records.types import (
     Alert,
     Call,
     Credited,
@@ -38,6 +28,16 @@ from lightning_core.types import (
     Run,
     Status,
 )
+from lightning_core.stores.packing import (
+    dump_json,
+    pack_choices,
+    pack_ids,
+    plain,
+    unpack_choices,
+    unpack_ids,
+)
+from lightning_core.stores.rules import event_id
+from lightning_core.texts.json_text import load_json
 
 T = TypeVar("T", bound=Record)
 Row = tuple[Any, ...]

@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from types import MappingProxyType
 
 from lightning_core.errors import DataError, LeaseLostError, NotFoundError, RewardError
-from lightning_core.types import (
+from lightning_core.records.types import (
     REWARD_RANGE,
     Alert,
     Attempt,
@@ -61,8 +60,6 @@ _IDS: Mapping[type[Record], tuple[str, ...]] = MappingProxyType(
         Alert: ("run_id", "id"),
     }
 )
-_KEPT_OF_ID = 256
-"""Characters of an id that is made longer."""
 
 
 def started(rollout: Rollout) -> Rollout:
@@ -182,31 +179,6 @@ def check_running(record: Reward | Call, rollout: Rollout | None) -> None:
             f"rollout is {rollout.status.value} after {rollout.attempts} attempts); send them before the "
             "function given to Trainer.fit returns, or a worker of another language finishes"
         )
-
-
-def under_own_id(call: Call) -> Call:
-    """The call under an id of its own, as another has the id it came with. The new id follows from what was
-    sampled, so it is the same if the call is stored again."""
-    sampled = call.started_at, call.ended_at, call.prompt_ids, [one.completion_ids for one in call.choices]
-    digest = blake2b(repr(sampled).encode(), digest_size=8).hexdigest()
-    return call.model_copy(update={"id": f"{call.id[:_KEPT_OF_ID]}.{digest}"})
-
-
-def answering(calls: Sequence[Call]) -> list[Call]:
-    """The calls without those whose reply was lost on its way, so that the client sent them again: of
-    completed tries of one call, the last that began is the one whose reply the app has.
-
-    A try that its client gave up and that was read late may begin after it; then that one is taken for it.
-    """
-    known = {call.id: call for call in calls if call.status == "completed"}
-    last: dict[str, Call] = {}
-    for call in known.values():
-        first = call.id.rpartition(".")[0]
-        if first not in known or under_own_id(call.model_copy(update={"id": first})).id != call.id:
-            first = call.id
-        last[first] = max(last.get(first, call), call, key=lambda each: each.started_at)
-    kept = {call.id for call in last.values()}
-    return [call for call in calls if call.status != "completed" or call.id in kept]
 
 
 def check_reward(rollout_id: str, value: float) -> None:

@@ -12,11 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, Final, TypeVar
 
+from lightning_core.records.linking import under_own_id
+from lightning_core.records.types import (
+    LARGEST_REWARD,
+    Call,
+    Metrics,
+    Record,
+    Reward,
+    Rollout,
+    RolloutCount,
+    Status,
+)
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import QUEUE, Topic
 from lightning_core.stores.queue import Held, Page
 from lightning_core.stores.rows import CALLS, COUNT, METRICS, REWARDS, ROLLOUTS, Row, Table, to_count
-from lightning_core.types import LARGEST_REWARD, Call, Metrics, Record, Reward, Rollout, RolloutCount, Status
 
 T = TypeVar("T", bound=Record)
 SAVE = (
@@ -155,7 +165,7 @@ class SqlTransaction(ABC):
                 return rules.check_running(call, self.find([row[0]]).get(row[0]))
             if call.status != "completed" or known == row:
                 return None
-            return self.put_call(rules.under_own_id(call), running=running)()
+            return self.put_call(under_own_id(call), running=running)()
 
         return look
 

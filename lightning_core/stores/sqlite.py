@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.records.types import Attempt
 from lightning_core.stores import legacy
 from lightning_core.stores.notifications import FINISHED, Notifications, Topic
 from lightning_core.stores.packing import dump_json
@@ -29,7 +30,6 @@ from lightning_core.stores.rows import SCHEMA, Dialect, Row
 from lightning_core.stores.sql import SqlTransaction
 from lightning_core.stores.table_store import TableStore
 from lightning_core.stores.workers import Direct, Driver, Job, Operation, StoreWorker
-from lightning_core.types import Attempt
 
 log = logging.getLogger(__name__)
 

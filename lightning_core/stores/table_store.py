@@ -11,6 +11,24 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from lightning_core.errors import LightningError, NotFoundError, StoreError
+from lightning_core.records.types import (
+    Alert,
+    Attempt,
+    Call,
+    Credited,
+    Event,
+    Member,
+    Metrics,
+    Order,
+    Record,
+    ResourceVersion,
+    Reward,
+    Role,
+    Rollout,
+    RolloutCount,
+    Run,
+    Status,
+)
 from lightning_core.stores import queue, rules
 from lightning_core.stores.notifications import (
     CANCELLED,
@@ -38,24 +56,6 @@ from lightning_core.stores.rows import (
     Table,
 )
 from lightning_core.stores.workers import Direct, Operation, StoreWorker
-from lightning_core.types import (
-    Alert,
-    Attempt,
-    Call,
-    Credited,
-    Event,
-    Member,
-    Metrics,
-    Order,
-    Record,
-    ResourceVersion,
-    Reward,
-    Role,
-    Rollout,
-    RolloutCount,
-    Run,
-    Status,
-)
 
 C = TypeVar("C", bound=Transaction)
 T = TypeVar("T")

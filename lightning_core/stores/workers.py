@@ -20,11 +20,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from lightning_core.errors import LightningError, StoreError
+from lightning_core.records.types import Call, Rollout
 from lightning_core.stores import queue
 from lightning_core.stores.notifications import LONGEST_PAUSE, Notifications, Topic
 from lightning_core.stores.queue import Transaction
 from lightning_core.stores.rows import Table
-from lightning_core.types import Call, Rollout
 
 C = TypeVar("C", bound=Transaction)
 MOST_TOGETHER = 256

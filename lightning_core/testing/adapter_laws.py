@@ -14,11 +14,11 @@ import pytest
 
 from lightning_core.errors import LightningError
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import UNNAMED, ToolEvent
 from lightning_core.testing.framework import ENTRANCES, Stage
 from lightning_core.testing.naming_laws import calls, team
 from lightning_core.tracing.adapter import Adapter
 from lightning_core.tracing.scope import rollout_scope
-from lightning_core.types import UNNAMED, ToolEvent
 
 __all__ = ["test_a_class_is_not_attached", "test_what_is_taken_back_names_nothing_and_a_runner_names_all"]
 

@@ -30,6 +30,7 @@ import pytest
 from openai import DefaultHttpxClient, OpenAI
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import ToolEvent
 from lightning_core.testing.framework import (
     ENTRANCES,
     ROLLOUTS,
@@ -57,7 +58,6 @@ from lightning_core.testing.naming_laws import (
 from lightning_core.testing.server import serving
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import ToolEvent
 
 __all__ = [
     "Ability",

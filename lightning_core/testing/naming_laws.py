@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lightning_core.records.types import UNNAMED
 from lightning_core.testing.framework import (
     ENTRANCES,
     KEY,
@@ -24,7 +25,6 @@ from lightning_core.testing.framework import (
 )
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
-from lightning_core.types import UNNAMED
 
 _PULL = (
     "lightning_who must answer from the context in which the request is built, such as a ContextVar that is "

@@ -20,7 +20,7 @@ import asyncio, inspect, json, sys
 from lightning_core.plugins import load_plugins
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import Task
+from lightning_core.records.types import Task
 
 given = json.load(sys.stdin)
 example = {"__name__": "example"}

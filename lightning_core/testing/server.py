@@ -30,11 +30,11 @@ from lightning_core.dialects import find_dialect
 from lightning_core.dialects.base import ChoiceSoFar, Dialect, ReplyWriter, Sampled
 from lightning_core.dialects.base import Request as Asked
 from lightning_core.dialects.chat import Chat
+from lightning_core.dialects.upstream import ChatRequest, Delta
 from lightning_core.dialects.writing import TokenText, to_json
 from lightning_core.gateway.server import ServerThread
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
-from lightning_core.upstream import ChatRequest, Delta
 
 _CALL_ID = re.compile(r"\bcall_(\w+?)_[0-9a-f]{32}\b")
 

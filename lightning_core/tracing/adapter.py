@@ -19,10 +19,10 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from lightning_core.hookspecs import hookimpl
+from lightning_core.records.types import UNNAMED, Who
 from lightning_core.tracing.importing import once_imported
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.scope import enter_order
-from lightning_core.types import UNNAMED, Who
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from typing import Final
 from urllib.parse import quote
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import UNNAMED
 from lightning_core.tracing.headers import encode_name
 from lightning_core.tracing.scope import current_agent, current_scope
-from lightning_core.types import UNNAMED
 
 REWARD_URL: Final = "LIGHTNING_REWARD_URL"
 

@@ -25,9 +25,9 @@ import orjson
 from lightning_core.dialects.base import Dialect
 from lightning_core.dialects.lenient import ObservedReply, error_of
 from lightning_core.errors import InstrumentationError
+from lightning_core.records.types import Call, CallStatus
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Call, CallStatus
 
 CLIENTS: Final = ("httpx", "httpx2")
 """The HTTP libraries that the SDKs send with."""

@@ -18,10 +18,10 @@ from weakref import WeakValueDictionary
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode, get_current_span
 
-from lightning_core.linking import SERVICE_NAME, origin
+from lightning_core.records.linking import SERVICE_NAME, origin
+from lightning_core.records.types import Span
 from lightning_core.tracing.scope import Scope, current_scope, enter_order
 from lightning_core.tracing.spans import Start, agent_around, find_start, note_start
-from lightning_core.types import Span
 
 _Id = tuple[int, int]
 """(trace id, span id)"""

@@ -13,9 +13,9 @@ from decimal import Decimal
 from numbers import Real
 
 from lightning_core.errors import RewardError
-from lightning_core.json_text import whole
+from lightning_core.records.types import REWARD_RANGE, Reward, is_reward
+from lightning_core.texts.json_text import whole
 from lightning_core.tracing.scope import current_scope
-from lightning_core.types import REWARD_RANGE, Reward, is_reward
 
 log = logging.getLogger(__name__)
 

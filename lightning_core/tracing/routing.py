@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from lightning_core.dialects import DIALECTS
+from lightning_core.records.types import Who
 from lightning_core.tracing import headers
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Who
 
 Puller = Callable[[], Who | None]
 """Answers "who is calling right now?"; see `Plugins.who`."""

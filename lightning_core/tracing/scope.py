@@ -21,10 +21,10 @@ from threading import Thread
 from typing import Any, ParamSpec, TypeVar, cast
 
 from lightning_core.errors import ConfigError
-from lightning_core.json_text import whole
 from lightning_core.prompts import Pinned
+from lightning_core.records.types import Call, Event, Reward, Span, Who, matches
+from lightning_core.texts.json_text import whole
 from lightning_core.tracing.patching import patch
-from lightning_core.types import Call, Event, Reward, Span, Who, matches
 
 P = ParamSpec("P")
 R = TypeVar("R")

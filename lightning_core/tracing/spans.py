@@ -16,11 +16,11 @@ from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from lightning_core.linking import AGENT_NAME
+from lightning_core.records.linking import AGENT_NAME
+from lightning_core.records.types import Who
 from lightning_core.tracing.importing import WhenImported
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Who
 
 FRAMEWORK = "opentelemetry"
 _START = "_lightning_start"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from uuid import uuid4
 
+from lightning_core.records.types import ToolErrorType, ToolEvent
 from lightning_core.tracing.scope import current_scope, report
-from lightning_core.types import ToolErrorType, ToolEvent
 
 
 def report_tool(

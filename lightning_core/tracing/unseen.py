@@ -47,6 +47,7 @@ from lightning_core.dialects import find_dialect
 from lightning_core.dialects.base import Dialect
 from lightning_core.errors import ConfigError
 from lightning_core.prompts import put_in
+from lightning_core.records.types import UNNAMED
 from lightning_core.tracing import observed, spans
 from lightning_core.tracing.patching import patch
 from lightning_core.tracing.routing import (
@@ -61,7 +62,6 @@ from lightning_core.tracing.routing import (
     route,
 )
 from lightning_core.tracing.scope import Scope, Unseen, current_agent, current_scope, left_behind, running
-from lightning_core.types import UNNAMED
 
 log = logging.getLogger(__name__)
 

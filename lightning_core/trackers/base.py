@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from lightning_core.errors import UnsupportedError
-from lightning_core.types import Alert, Run
+from lightning_core.records.types import Alert, Run
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lightning_core.records.types import Alert
 from lightning_core.trackers.base import Beginning, check_installed
-from lightning_core.types import Alert
 
 RUN = "lightning.run"
 """The tag by which a resumed run finds itself."""

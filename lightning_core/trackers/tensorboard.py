@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Alert
 from lightning_core.trackers.base import Beginning, check_installed
-from lightning_core.types import Alert
 
 
 class TensorBoard:

@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from lightning_core.records.types import Alert
 from lightning_core.trackers.base import Beginning, check_installed
-from lightning_core.types import Alert
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,16 @@ from statistics import fmean
 from lightning_core.air.rulebook import Rulebook, is_automatic
 from lightning_core.algorithms.entropy import measure_entropies
 from lightning_core.credit.base import CreditReport
-from lightning_core.returns import counted_failures, may_count, unusable_groups, with_final, without_left_out
-from lightning_core.stores.base import Store
-from lightning_core.stores.rules import answering
-from lightning_core.trainer.judging import Judging
-from lightning_core.transitions import to_trajectories
-from lightning_core.types import (
+from lightning_core.experience.returns import (
+    counted_failures,
+    may_count,
+    unusable_groups,
+    with_final,
+    without_left_out,
+)
+from lightning_core.experience.transitions import to_trajectories
+from lightning_core.records.linking import answering
+from lightning_core.records.types import (
     REWARD_RANGE,
     Call,
     Reward,
@@ -27,6 +31,8 @@ from lightning_core.types import (
     Status,
     Trajectory,
 )
+from lightning_core.stores.base import Store
+from lightning_core.trainer.judging import Judging
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from functools import partial
 from lightning_core.credit.base import assign, only_finals
 from lightning_core.errors import TrainingError
 from lightning_core.insight.failures import reason_of
+from lightning_core.records.types import Rollout, Status, Task, Trajectory
 from lightning_core.stores.base import Store
 from lightning_core.trainer.batch import StepBatch, read_batch
 from lightning_core.trainer.demonstrations import draw
@@ -23,7 +24,6 @@ from lightning_core.trainer.judging import Judging
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.plan import admitted, spare_tasks, tasks_of_step
 from lightning_core.trainer.session import Session
-from lightning_core.types import Rollout, Status, Task, Trajectory
 
 Plan = Callable[[int], list[Rollout]]
 """The rollouts to ask for; `plan(n)` has the n-th ids for the same places."""

@@ -20,13 +20,10 @@ from lightning_core.algorithms.base import Demonstrations
 from lightning_core.backends.base import Backend
 from lightning_core.dialects import get_dialect
 from lightning_core.errors import ApiError, ConfigError, DataError, GatewayError, TaskError, UnsupportedError
+from lightning_core.experience.returns import with_final
 from lightning_core.plugins import load_plugins
-from lightning_core.returns import with_final
-from lightning_core.sequences import as_ids, as_logprobs
-from lightning_core.trainer.folder import RunFolder, check_there
-from lightning_core.trainer.parts import open_store
-from lightning_core.trainer.plan import shuffled
-from lightning_core.types import (
+from lightning_core.records.sequences import as_ids, as_logprobs
+from lightning_core.records.types import (
     UNNAMED,
     Call,
     Choice,
@@ -38,6 +35,9 @@ from lightning_core.types import (
     Transition,
     matches,
 )
+from lightning_core.trainer.folder import RunFolder, check_there
+from lightning_core.trainer.parts import open_store
+from lightning_core.trainer.plan import shuffled
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from lightning_core.dialects.transcript import prompt as read_prompt
 from lightning_core.errors import ConfigError
 from lightning_core.prompts import FOUND, LEFT_OUT, Prompt, first_difference, system_texts, written
+from lightning_core.records.types import Call, Rollout, Task, matches
+from lightning_core.stores.versions import is_taken
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.session import Session
-from lightning_core.transcript import prompt as read_prompt
-from lightning_core.types import Call, Rollout, Task, matches
-from lightning_core.versions import is_taken
 
 PLAYED: Final = 4
 """Training tasks. A value that the app puts in, such as a schema, may be the same in two of them."""

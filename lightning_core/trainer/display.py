@@ -17,11 +17,11 @@ from lightning_core.backends.hosted import NONE
 from lightning_core.insight.failures import FailureReason, kind_of, reason_of
 from lightning_core.insight.rewards import WIDTH
 from lightning_core.insight.verdict import Verdict, say
-from lightning_core.terminal import Terminal
+from lightning_core.records.types import Alert, Metrics, Rollout, Run, Status
+from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.report import NO_PLOTS, task_name
 from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary, exported_note
-from lightning_core.types import Alert, Metrics, Rollout, Run, Status
 
 KINDS = 3
 """Kinds of failure whose first one is told at once; the end and `show` have them all."""

@@ -18,8 +18,8 @@ from typing import IO, Any, TypeGuard
 
 from lightning_core.backends.folders import recover, tidy
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.masking import without_password
 from lightning_core.stores.credentials import from_folder
+from lightning_core.texts.masking import without_password
 
 log = logging.getLogger(__name__)
 

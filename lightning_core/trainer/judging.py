@@ -28,13 +28,13 @@ from typing import Any, Protocol, Self, TypeVar
 import httpx
 
 from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.experience.returns import final_rewards
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Dialogue, Question, Score, dialogue, make_question
-from lightning_core.returns import final_rewards
+from lightning_core.records.types import Call, Reward, Rollout, Status
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.parts import ResolvedPhase
-from lightning_core.types import Call, Reward, Rollout, Status
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from lightning_core.insight.failures import Refused, find_refused
 from lightning_core.insight.verdict import missing_agents, seen_agents
 from lightning_core.plugins import install_command
 from lightning_core.prompts import ALL
+from lightning_core.records.types import UNNAMED, Call, Metrics, Rollout, Task, matches
 from lightning_core.trainer import discovery
 from lightning_core.trainer.batch import StepBatch, had_signal, step_numbers
 from lightning_core.trainer.collector import Collector, check_any_reward
@@ -31,7 +32,6 @@ from lightning_core.trainer.settings import TINY
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.updating import Updater
 from lightning_core.trainer.versions import KEPT, Versions
-from lightning_core.types import UNNAMED, Call, Metrics, Rollout, Task, matches
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from typing import Any
 
 from lightning_core.alerts.watch import Alerts, Rule, Scene, Space, Watch, make_rule
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.experience.transitions import is_planned
 from lightning_core.plugins import Plugins
+from lightning_core.records.types import Alert, Metrics, Rollout, Run, Status
 from lightning_core.stores.base import Store
 from lightning_core.tracing.scope import read_unseen
 from lightning_core.trackers.base import Beginning, Feed, Tracker
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.report import find_evaluation
 from lightning_core.trainer.summary import Evaluation
-from lightning_core.transitions import is_planned
-from lightning_core.types import Alert, Metrics, Rollout, Run, Status
 
 log = logging.getLogger(__name__)
 

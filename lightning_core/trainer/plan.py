@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from lightning_core.errors import TaskError
+from lightning_core.records.types import Rollout, Sampling, Split, Task
 from lightning_core.trainer.parts import ResolvedPhase
-from lightning_core.types import Rollout, Sampling, Split, Task
 
 EVALUATIONS = {"sampled": Sampling(temperature=1.0), "greedy": Sampling(temperature=0.0)}
 """The two ways a policy is evaluated."""

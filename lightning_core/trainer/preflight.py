@@ -21,6 +21,7 @@ from lightning_core.backends.preflight import Check, Disk, RunPlan, gib, trial
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Task
 from lightning_core.trainer.folder import RUNS
 from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.parts import (
@@ -33,7 +34,6 @@ from lightning_core.trainer.parts import (
 from lightning_core.trainer.plan import EVALUATIONS
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.versions import KEPT
-from lightning_core.types import Task
 
 COLOURS = {"ok": "green", "fails": "red", "unknown": "yellow"}
 

@@ -16,10 +16,12 @@ from typing import Any, BinaryIO
 
 from rich.markup import escape
 
+from lightning_core.experience.returns import reward_of
+from lightning_core.experience.transitions import last_planned
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change, agent_changes, change, reward_curve, running_mean
 from lightning_core.insight.verdict import Evidence, missing_agents, say, verdict
-from lightning_core.returns import reward_of
+from lightning_core.records.types import Call, Metrics, Rollout, RolloutCount, Run, Status, Task
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.trainer.plan import EVALUATIONS
@@ -33,8 +35,6 @@ from lightning_core.trainer.summary import (
     SearchSummary,
     Summary,
 )
-from lightning_core.transitions import last_planned
-from lightning_core.types import Call, Metrics, Rollout, RolloutCount, Run, Status, Task
 
 NAMED_VERSIONS = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
 """Packages whose versions a person is told first."""

@@ -21,12 +21,16 @@ from statistics import fmean
 from typing import Any, Final
 
 from lightning_core.algorithms.search import Candidate, Episode, Search, Trial, mean
+from lightning_core.dialects.transcript import prompt as read_prompt
+from lightning_core.dialects.transcript import text as read_text
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.json_text import whole
+from lightning_core.experience.returns import with_final
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import CHARACTERS
 from lightning_core.prompts import ALL, LEFT_OUT, Prompt
-from lightning_core.returns import with_final
+from lightning_core.records.types import ResourceVersion, Rollout, Task
+from lightning_core.stores.versions import find_current, make_current, put_prompt
+from lightning_core.texts.json_text import whole
 from lightning_core.trainer.batch import count_failures
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.discovery import PLAYED, played
@@ -34,10 +38,6 @@ from lightning_core.trainer.judging import JudgeEndpoint, JudgeError, address_of
 from lightning_core.trainer.report import SEARCHES
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.summary import SearchSummary
-from lightning_core.transcript import prompt as read_prompt
-from lightning_core.transcript import text as read_text
-from lightning_core.types import ResourceVersion, Rollout, Task
-from lightning_core.versions import find_current, make_current, put_prompt
 
 log = logging.getLogger(__name__)
 

@@ -18,16 +18,19 @@ from urllib.parse import urlsplit
 
 from lightning_core.backends.base import Backend
 from lightning_core.errors import ConfigError, GatewayError, ModelError, TrainingError
+from lightning_core.experience.transitions import is_planned
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer, check_free
-from lightning_core.heartbeat import Heartbeat, living, make_member
-from lightning_core.masking import without_password
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.prompts import Prompt, read_declared
+from lightning_core.records.types import Role, Rollout, Run, Status, Trajectory
 from lightning_core.runner.runner import prepare
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
 from lightning_core.stores.credentials import from_folder
+from lightning_core.stores.heartbeat import Heartbeat, living, make_member
+from lightning_core.stores.versions import find_current, put_prompt
+from lightning_core.texts.masking import without_password
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.folder import RunFolder, from_anywhere
 from lightning_core.trainer.observers import Observers
@@ -43,9 +46,6 @@ from lightning_core.trainer.preflight import check_options
 from lightning_core.trainer.roles.gateway import EVERY_ADDRESS, make_gateway, make_upstream, public_address
 from lightning_core.trainer.roles.runner import rollout_config, running
 from lightning_core.trainer.settings import Settings
-from lightning_core.transitions import is_planned
-from lightning_core.types import Role, Rollout, Run, Status, Trajectory
-from lightning_core.versions import find_current, put_prompt
 
 log = logging.getLogger(__name__)
 

@@ -16,15 +16,15 @@ from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.algorithms.search import Search, is_search
 from lightning_core.backends.settings import BackendSettings
 from lightning_core.errors import ConfigError
+from lightning_core.experience.returns import FailurePolicy
 from lightning_core.gateway.naming import Naming
 from lightning_core.judge.judge import Judge
 from lightning_core.prompts import ALL, Prompt
 from lightning_core.ranges import check_kind, check_range
-from lightning_core.returns import FailurePolicy
+from lightning_core.records.types import Role
 from lightning_core.runner.ray_workers import RayWorkers, Workers, parse_workers
+from lightning_core.stores.versions import is_taken
 from lightning_core.trackers.base import Tracker
-from lightning_core.types import Role
-from lightning_core.versions import is_taken
 
 DEFAULT_STEPS = 40
 EVALUATE_EVERY = 10

@@ -16,8 +16,8 @@ from pydantic import Field, JsonValue, ValidationError
 
 from lightning_core.insight.failures import FailureReason
 from lightning_core.insight.verdict import Verdict
+from lightning_core.records.types import Record
 from lightning_core.trainer.folder import RunFolder, write_atomically
-from lightning_core.types import Record
 
 _KNOWN: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {"smollm2": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}

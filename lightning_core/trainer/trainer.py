@@ -18,6 +18,7 @@ from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
 from lightning_core.insight.standing import ENDED
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Run, Task
 from lightning_core.runner.packing import check_not_loading
 from lightning_core.stores.base import Store
 from lightning_core.trainer.display import Display
@@ -37,7 +38,6 @@ from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.summary import Summary, write_card
 from lightning_core.trainer.versions import Versions, settle
-from lightning_core.types import Run, Task
 
 log = logging.getLogger(__name__)
 

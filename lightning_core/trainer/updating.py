@@ -31,11 +31,11 @@ from lightning_core.algorithms.entropy import measure_entropies
 from lightning_core.backends.base import Backend, Batch
 from lightning_core.credit.base import CreditReport
 from lightning_core.errors import TrainingError
+from lightning_core.experience.transitions import last_planned
+from lightning_core.records.types import Credited, Key, Metrics, Trajectory
 from lightning_core.trainer.batch import StepBatch, had_signal, read_batch
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.session import Session
-from lightning_core.transitions import last_planned
-from lightning_core.types import Credited, Key, Metrics, Trajectory
 
 log = logging.getLogger(__name__)
 

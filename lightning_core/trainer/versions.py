@@ -23,11 +23,18 @@ from typing import Any, cast
 
 from lightning_core.backends.base import Backend
 from lightning_core.backends.folders import replacing
+from lightning_core.records.types import ResourceVersion, Status, Trajectory
 from lightning_core.stores.base import Store
+from lightning_core.stores.versions import (
+    POLICY,
+    TRAINER,
+    find_current,
+    list_choices,
+    make_current,
+    read_number,
+)
 from lightning_core.trainer.folder import RunFolder, absolute
 from lightning_core.trainer.summary import Evaluation
-from lightning_core.types import ResourceVersion, Status, Trajectory
-from lightning_core.versions import POLICY, TRAINER, find_current, list_choices, make_current, read_number
 
 KEPT = 2
 """Checkpoints that are kept to resume from while a run goes on, where its settings say nothing."""

@@ -8,15 +8,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Attempt, Call, Reward, Rollout, Task
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.batch import add_automatic
 from lightning_core.trainer.parts import make_rulebook
-from lightning_core.types import Attempt, Call, Reward, Rollout, Task
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_core.air.base import Records, Signal
 from lightning_core.air.reading import read_records
-from lightning_core.types import Call, Choice, Event, Rollout, Span, Status, Task, ToolEvent
+from lightning_core.records.types import Call, Choice, Event, Rollout, Span, Status, Task, ToolEvent
 
 ROLLOUT = Rollout(
     id="r",

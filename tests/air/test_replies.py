@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_core.air.tools import cut_by_length, repeated_call, unfit_reply
-from lightning_core.types import Choice
+from lightning_core.records.types import Choice
 from tests.air.records import asks, call, recorded, run, told, where
 
 

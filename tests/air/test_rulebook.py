@@ -16,10 +16,10 @@ from lightning_core.air.rulebook import Rulebook, rule_lines
 from lightning_core.credit.base import assign
 from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.errors import ConfigError, RewardError
+from lightning_core.experience.transitions import to_trajectory
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Choice, Reward
 from lightning_core.trainer.parts import make_rulebook
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Choice, Reward
 from tests.air.records import ROLLOUT, asks, call, run, span, told
 
 PLUGINS = load_plugins([])

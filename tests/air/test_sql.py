@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_core.air.sql import sql_error
-from lightning_core.types import Span
+from lightning_core.records.types import Span
 from tests.air.records import asks, call, recorded, span, where
 
 BAD = "SELECT nam FROM boats"

@@ -18,9 +18,9 @@ from pydantic import SecretStr
 from benchmarks.invalid_queries import Queries, invalid_queries
 from examples.sql.app import build_graph
 from examples.sql.reward import execution_match
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.otel import LightningSpanProcessor
-from lightning_core.upstream import ChatRequest
 from tests.air.playing import play
 from tests.gateway.scripted import Line
 

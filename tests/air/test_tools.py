@@ -8,7 +8,7 @@ import pytest
 
 from lightning_core.air import tools
 from lightning_core.dialects import DIALECTS
-from lightning_core.types import Choice
+from lightning_core.records.types import Choice
 from tests.air.records import SCHEMA, TOOLS, asks, call, recorded, run, span, told, where
 
 MINE = [("c1", "t1")]

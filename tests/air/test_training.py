@@ -19,13 +19,13 @@ from lightning_core.air.rulebook import rule_lines, rule_numbers
 from lightning_core.cli.app import app
 from lightning_core.cli.rollouts import open_run
 from lightning_core.errors import ConfigError
+from lightning_core.experience.transitions import to_trajectory
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Reward, Rollout, Status, Task
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.batch import add_automatic
 from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.parts import make_rulebook
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Reward, Rollout, Status, Task
 from tests.air.records import ROLLOUT, asks, call, run
 
 SCRIPT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lightning_core.alerts.watch import Rule, Scene
-from lightning_core.types import Metrics
+from lightning_core.records.types import Metrics
 
 
 def history(**series: Sequence[float | None]) -> list[Metrics]:

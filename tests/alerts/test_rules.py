@@ -30,7 +30,7 @@ from lightning_core.alerts.rules import (
 )
 from lightning_core.alerts.watch import Scene, Space
 from lightning_core.algorithms.policy_gradient import GRPO
-from lightning_core.types import Member
+from lightning_core.records.types import Member
 from tests.alerts.histories import first_found, found, history
 
 GOOD = [0.3, 0.4, 0.5, 0.55, 0.65, 0.7, 0.72, 0.8, 0.78, 0.85, 0.9, 0.88]

@@ -8,9 +8,9 @@ from lightning_core.alerts.rules import RewardCollapse, StuckWorker, failed_upda
 from lightning_core.alerts.watch import QUIET, Alerts, Finding, Scene, Watch, make_rule
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Alert, Member, Metrics
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.observers import make_rules, to_alerts
-from lightning_core.types import Alert, Member, Metrics
 from tests.alerts.histories import history
 
 

@@ -9,7 +9,7 @@ from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Entries
 from lightning_core.algorithms.dpo import DPO
 from lightning_core.errors import ConfigError
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 LN3 = math.log(3)
 

@@ -9,7 +9,7 @@ from lightning_core.algorithms.base import Entries
 from lightning_core.algorithms.losses import k3
 from lightning_core.algorithms.policy_gradient import GRPO, Truncated
 from lightning_core.errors import ConfigError
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 LN2 = math.log(2)
 

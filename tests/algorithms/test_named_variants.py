@@ -16,8 +16,8 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Entries
 from lightning_core.credit.base import assign
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Trajectory
 from lightning_core.trainer.parts import make_credit
-from lightning_core.types import Trajectory
 from tests.algorithms.test_page import rows
 from tests.credit.telling import Said, tell
 

@@ -13,7 +13,7 @@ from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.whole import uniform
 from lightning_core.errors import ConfigError
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 LN2 = math.log(2)
 

@@ -13,9 +13,9 @@ from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Trajectory, Transition
 from lightning_core.trainer.parts import resolve_phases
 from lightning_core.trainer.updating import value_numbers
-from lightning_core.types import Trajectory, Transition
 
 TASKS = [{"question": f"List the boats with speed above {n}.", "number": n} for n in range(8)]
 

@@ -8,7 +8,7 @@ import torch
 from lightning_core.algorithms.base import Entries
 from lightning_core.algorithms.sft import SFT
 from lightning_core.errors import ConfigError, TaskError
-from lightning_core.types import Demonstration, Trajectory, Transition
+from lightning_core.records.types import Demonstration, Trajectory, Transition
 
 ASK = [{"role": "user", "content": "How many?"}]
 ROWS = [{"messages": ASK, "reply": "two"}]

@@ -17,9 +17,9 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.limits import Limits
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.records.types import Member, Run
 from lightning_core.stores.base import Store
 from lightning_core.stores.http_store import HttpStore
-from lightning_core.types import Member, Run
 from tests.gateway.scripted import ScriptedEngine
 from tests.stores import conftest as stores
 from tests.stores import redis_server as servers

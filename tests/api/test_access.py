@@ -10,8 +10,8 @@ import pytest
 from lightning_core.api.access import RunGrant, issue, server_secret
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.records.types import Rollout, Status
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Rollout, Status
 from tests.api.conftest import RUN, SECRET, Desk, error, good, open_desk, rollout
 
 ONE = {"rollout_ids": ["a"]}

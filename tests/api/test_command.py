@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lightning_core.records.types import Status
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Status
 from tests.api.conftest import RUN, good, rollout
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from lightning_core.types import Member, Rollout, Status
+from lightning_core.records.types import Member, Rollout, Status
 from tests.api.conftest import Desk, rollout, serving
 
 

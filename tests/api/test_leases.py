@@ -15,9 +15,9 @@ import pytest
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.records.types import Member, Rollout, Status
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Member, Rollout, Status
 from tests.api.conftest import RUN, Desk, error, every_kind, open_desk, rollout
 from tests.gateway.scripted import ScriptedEngine, until
 from tests.stores.hearing import TRIES, cancel_until_heard

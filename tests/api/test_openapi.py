@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from lightning_core.api.app import Api
+from lightning_core.records.types import Rollout
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Rollout
 from tests.api.conftest import Desk, open_desk
 
 DOCUMENT: dict[str, Any] = Api(MemoryStore()).app().openapi()

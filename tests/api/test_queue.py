@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.types import Rollout, Status
+from lightning_core.records.types import Rollout, Status
 from tests.api.conftest import Desk, error, every_kind, rollout
 
 

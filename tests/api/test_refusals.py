@@ -12,9 +12,9 @@ import pytest
 
 from lightning_core.errors import StoreError
 from lightning_core.gateway.limits import Limits
-from lightning_core.json_text import DEPTH, EXACT_JSON
+from lightning_core.records.types import Rollout
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Rollout
+from lightning_core.texts.json_text import DEPTH, EXACT_JSON
 from tests.api.conftest import Desk, error, good, open_desk, rollout
 from tests.gateway.raw import exchange, head
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lightning_core.returns import FailurePolicy
+from lightning_core.experience.returns import FailurePolicy
+from lightning_core.records.types import Rollout, Status
 from lightning_core.runner.config import RECORDED, RolloutConfig
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Rollout, Status
 from tests.api.conftest import RUN, Desk, error, open_desk, rollout, serving
 
 

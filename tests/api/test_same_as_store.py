@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_core.stores.base import Store
-from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import (
+from lightning_core.records.types import (
     Alert,
     Call,
     Choice,
@@ -23,6 +21,8 @@ from lightning_core.types import (
     Task,
     ToolEvent,
 )
+from lightning_core.stores.base import Store
+from lightning_core.stores.sqlite import MemoryStore
 from tests.api.conftest import OTHER, RUN, Desk, every_kind, open_desk
 
 LONG = 60.0

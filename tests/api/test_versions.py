@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.types import Run
+from lightning_core.records.types import Run
 from tests.api.conftest import RUN, Desk, error, good
 
 

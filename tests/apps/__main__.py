@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from lightning_core.upstream import Upstream
+from lightning_core.dialects.upstream import Upstream
 from tests.apps.stage import App, Outcome, Script, play, prepare
 
 FRAMEWORKS = {

@@ -13,7 +13,7 @@ import sqlite3
 from lightning_smolagents import attach
 from smolagents import CodeAgent, FinalAnswerStep, LogLevel, OpenAIModel, tool
 
-from lightning_core.types import UNNAMED
+from lightning_core.records.types import UNNAMED
 from tests.apps.stage import App, Role
 
 

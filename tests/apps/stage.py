@@ -24,16 +24,16 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
+from lightning_core.dialects.upstream import ChatRequest, Upstream
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Call, Rollout, Task
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.testing.server import serving
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, read_unseen, rollout_scope
-from lightning_core.types import Call, Rollout, Task
-from lightning_core.upstream import ChatRequest, Upstream
 from tests.gateway.scripted import Line, ScriptedEngine
 
 Reply = str | list[tuple[str, dict[str, Any]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from typing import Any, Final
 
-from lightning_core.upstream import Constraint
+from lightning_core.dialects.upstream import Constraint
 
 
 def references(depth: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from lightning_core.backends.chat.constraints import Grammars, penalties
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 
 UNFINISHED = object()
 LONGEST = 300

@@ -16,9 +16,9 @@ from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, TensorChange, check_loss
 from lightning_core.backends.folders import replacing
 from lightning_core.backends.preflight import RunPlan
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ModelError
-from lightning_core.types import Demonstration, Key, Trajectory
-from lightning_core.upstream import ChatRequest
+from lightning_core.records.types import Demonstration, Key, Trajectory
 from tests.gateway.scripted import Line, ScriptedEngine
 
 STATE = "state.json"

@@ -12,12 +12,12 @@ import httpx
 import torch
 
 from lightning_core.backends.local import LocalBackend
+from lightning_core.dialects.upstream import ChatRequest, Delta, Upstream
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.records.types import Rollout, Sampling, Task, Trajectory, Transition
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Rollout, Sampling, Task, Trajectory, Transition
-from lightning_core.upstream import ChatRequest, Delta, Upstream
 
 
 @dataclass

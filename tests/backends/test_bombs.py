@@ -18,8 +18,8 @@ from lightning_core.backends.chat import constraints
 from lightning_core.backends.chat.constraints import Grammars, MaskMeter, Matcher, Words
 from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.chat.trials import Trials
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ConstraintError, EngineError, UnsupportedError
-from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.bombs import BOMBS, patterns, references, rules
 from tests.backends.serving import ask, serving, user
 

@@ -19,8 +19,8 @@ from lightning_core.backends.chat.encoding import Encoder
 from lightning_core.backends.chat.prompts import LONG
 from lightning_core.backends.local import LocalBackend
 from lightning_core.errors import UnsupportedError
+from lightning_core.records.types import Call, Demonstration, Sampling
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Call, Demonstration, Sampling
 from tests.backends.models import TEMPLATE, make_network, make_tokenizer
 from tests.backends.serving import ask, gateway, plain_logprobs, serving, user
 from tests.backends.test_engine import load_plain

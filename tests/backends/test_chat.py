@@ -17,8 +17,8 @@ from lightning_core.backends.chat.forms import HERMES, JSON, LLAMA3, MISTRAL, MI
 from lightning_core.backends.chat.prompts import Prompts, plain_message
 from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, StopStrings, TextStream
 from lightning_core.backends.chat.tool_calls import ToolCalls
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ContextLengthError, TrainingError, UnsupportedError
-from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.models import make_byte_fallback_tokenizer, make_network, make_tokenizer
 from tests.backends.serving import ask, serving, user
 

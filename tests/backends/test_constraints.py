@@ -30,12 +30,12 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
+from lightning_core.dialects.upstream import ChatRequest, Constraint, Shaping
 from lightning_core.errors import TrainingError, UnsupportedError
-from lightning_core.sequences import write_masks
-from lightning_core.trajectories import make_packs
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Rollout, Sampling, Task, Trajectory, Transition
-from lightning_core.upstream import ChatRequest, Constraint, Shaping
+from lightning_core.experience.trajectories import make_packs
+from lightning_core.experience.transitions import to_trajectory
+from lightning_core.records.sequences import write_masks
+from lightning_core.records.types import Rollout, Sampling, Task, Trajectory, Transition
 from tests.backends.schemas import SCHEMAS, UNFINISHED, walk
 from tests.backends.serving import Reply, as_transition, ask, ask_all, gateway, serving, user
 

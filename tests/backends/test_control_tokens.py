@@ -9,7 +9,7 @@ import pytest
 
 from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.chat.prompts import Prompts
-from lightning_core.upstream import ChatRequest
+from lightning_core.dialects.upstream import ChatRequest
 from tests.backends.serving import gateway, serving
 
 TOKENIZER = load_tokenizer(tiny_folder())

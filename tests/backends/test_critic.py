@@ -20,7 +20,7 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
 from lightning_core.errors import ModelError, TrainingError
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 from tests.backends.serving import sample_batch, serving
 from tests.backends.test_update import Reinforce, interleaved
 

@@ -11,7 +11,7 @@ from examples.calc.tasks import generate_split
 from examples.sql.prompts import write_prompt
 from lightning_core.backends.local import LocalBackend
 from lightning_core.errors import ContextLengthError, UnsupportedError
-from lightning_core.types import Demonstration
+from lightning_core.records.types import Demonstration
 from recipes.calc.corpus import TOOLS
 from tests.backends.serving import ask, serving
 

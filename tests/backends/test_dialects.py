@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.types import Call
+from lightning_core.records.types import Call
 from tests.backends.serving import gateway, serving
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}

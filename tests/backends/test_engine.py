@@ -22,9 +22,9 @@ from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.memory import TokenRun
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.tuning import kv_shape
+from lightning_core.dialects.upstream import Shaping
 from lightning_core.errors import EngineError, GatewayError
-from lightning_core.sequences import read_masks, write_masks
-from lightning_core.upstream import Shaping
+from lightning_core.records.sequences import read_masks, write_masks
 from tests.backends.models import make_network
 from tests.backends.serving import ask, ask_all, plain_logprobs, sample_batch, serving, user
 
@@ -283,7 +283,7 @@ async def test_a_cancelled_request_frees_its_row_for_the_next(qwen: Path) -> Non
 
 
 def _request(text: str, **options: Any) -> Any:
-    from lightning_core.upstream import ChatRequest
+    from lightning_core.dialects.upstream import ChatRequest
 
     return ChatRequest(user(text), **options)
 

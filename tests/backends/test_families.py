@@ -31,8 +31,8 @@ from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.settings import TrainingSettings
 from lightning_core.errors import ModelError
-from lightning_core.trajectories import make_packs
-from lightning_core.types import Trajectory, Transition
+from lightning_core.experience.trajectories import make_packs
+from lightning_core.records.types import Trajectory, Transition
 from tests.backends.test_update import Reinforce
 
 FORMS = {

@@ -40,8 +40,8 @@ from lightning_core.backends.chat.forms import (
 )
 from lightning_core.backends.chat.replies import Parts
 from lightning_core.backends.chat.tool_calls import ToolCalls, schemas_of
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import TrainingError, UnsupportedError
-from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import user
 

@@ -16,9 +16,9 @@ from lightning_core.backends.chat.tool_calls import ToolCalls
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.json_text import DEPTH
+from lightning_core.records.types import Rollout, Task
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Rollout, Task
+from lightning_core.texts.json_text import DEPTH
 from tests.backends.serving import serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -14,9 +14,9 @@ from lightning_core.algorithms.dpo import DPO
 from lightning_core.algorithms.sft import SFT
 from lightning_core.backends.settings import LoraOptions
 from lightning_core.credit.base import assign
+from lightning_core.experience.trajectories import make_packs
+from lightning_core.records.types import Trajectory
 from lightning_core.trainer.demonstrations import encode_all
-from lightning_core.trajectories import make_packs
-from lightning_core.types import Trajectory
 from tests.backends.serving import ask, serving
 from tests.backends.test_update import apart, gradients, interleaved, make_optimizer
 

@@ -11,9 +11,9 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.backends.base import Batch, check_backend, check_versions
+from lightning_core.dialects.upstream import ChatRequest, Upstream
 from lightning_core.errors import ModelError
-from lightning_core.types import Demonstration, Trajectory, Transition
-from lightning_core.upstream import ChatRequest, Upstream
+from lightning_core.records.types import Demonstration, Trajectory, Transition
 from tests.backends.models import save_model
 from tests.backends.scripted import ScriptedBackend
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightning_core.backends.chat.prompts import Prompts
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import UnsupportedError
-from lightning_core.upstream import ChatRequest
 from tests.backends.models import make_tokenizer
 
 ALTERNATES = """{%- if (m.role == 'user') != (loop.index0 % 2 == 0) -%}

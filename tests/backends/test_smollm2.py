@@ -23,8 +23,8 @@ from lightning_core.backends.chat.folder import check_folder
 from lightning_core.backends.chat.gguf import _find_weights
 from lightning_core.backends.local.decoder import LlamaDecoder, make_decoder
 from lightning_core.backends.local.model import Model, load_model
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ModelError, UnsupportedError
-from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.schemas import SCHEMAS, UNFINISHED, walk
 from tests.backends.serving import ask, sample_batch, serving
 

@@ -36,11 +36,11 @@ from lightning_core.backends.local.packing import (
     to_tensors,
 )
 from lightning_core.backends.settings import LoraOptions
+from lightning_core.dialects.upstream import ChatRequest, Constraint, Shaping
 from lightning_core.errors import UnsupportedError
-from lightning_core.sequences import write_masks
-from lightning_core.trajectories import make_packs
-from lightning_core.types import Trajectory, Transition
-from lightning_core.upstream import ChatRequest, Constraint, Shaping
+from lightning_core.experience.trajectories import make_packs
+from lightning_core.records.sequences import write_masks
+from lightning_core.records.types import Trajectory, Transition
 from tests.backends.models import STATES, make_state_network, make_tokenizer
 from tests.backends.serving import as_transition, ask, plain_logprobs, sample_batch, serving, user
 from tests.backends.test_critic import with_targets

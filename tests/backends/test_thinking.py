@@ -9,7 +9,7 @@ from lightning_core.backends.chat.prompts import Prompts
 from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, TextStream
 from lightning_core.backends.chat.tags import THINK, Thinking, find_thoughts
 from lightning_core.backends.chat.tool_calls import ToolCalls
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import user
 

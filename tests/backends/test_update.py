@@ -23,8 +23,8 @@ from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import LoraOptions, Schedule, TrainingSettings
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
-from lightning_core.trajectories import make_packs, trained_transitions
-from lightning_core.types import Trajectory, Transition
+from lightning_core.experience.trajectories import make_packs, trained_transitions
+from lightning_core.records.types import Trajectory, Transition
 from tests.backends.serving import ask, sample_batch, serving
 
 

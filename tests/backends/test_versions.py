@@ -14,8 +14,8 @@ from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.versions import LocalVersion
 from lightning_core.backends.settings import LoraOptions
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ModelError
-from lightning_core.upstream import ChatRequest
 from tests.backends.serving import plain_logprobs, sample_batch, serving, user
 
 LORA = LoraOptions(rank=2)

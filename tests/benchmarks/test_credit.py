@@ -34,7 +34,7 @@ from benchmarks.page import insert
 from lightning_core.algorithms.policy_gradient import RLOO
 from lightning_core.credit.base import assign
 from lightning_core.plugins import load_plugins
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = load_plugins()

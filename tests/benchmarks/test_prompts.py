@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import prompts
 from benchmarks.prompts import POOL, SQL, WRITER, blind, draw_sql, judged, publish, searches_table
+from lightning_core.records.types import Task
 from lightning_core.trainer.report import SearchSummary
-from lightning_core.types import Task
 from recipes.promptable.sentences import TOPICS
 
 

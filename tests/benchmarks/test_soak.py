@@ -10,8 +10,8 @@ from random import Random
 from benchmarks.soak import BATCH, CLIENTS, SAMPLE, Load, Sample, Soak, faults, figures, render, slope, turns
 from benchmarks.tiny_server import TinyServer
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Status
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Status
 
 LEVEL = [Sample(calls, 2**30, 40, 2**22, calls / 100) for calls in range(0, 50_001, 250)]
 

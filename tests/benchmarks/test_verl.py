@@ -16,7 +16,7 @@ import pytest
 from benchmarks.verl.share import MEASURING, machine, own, spent, told_apart
 from benchmarks.verl.study import RANKS, STUDIES
 from benchmarks.verl.usage import OWN, PROCESSES, THREADS, Usage, begins, watched, whose
-from lightning_core.types import Metrics
+from lightning_core.records.types import Metrics
 
 USED = {
     "process": 2.0,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core import transcript
 from lightning_core.cli import main
+from lightning_core.dialects import transcript
 from lightning_core.stores.sqlite import SqliteStore
 
 SCRIPT = Path(__file__).parent / "small_job.py"

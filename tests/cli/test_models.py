@@ -22,11 +22,11 @@ from lightning_core.cli.serving import print_token
 from lightning_core.console.shelf import Shelf
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import get_run
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.versions import put_prompt
 from lightning_core.trainer.roles.gateway import serving_run
-from lightning_core.types import ResourceVersion, Run
-from lightning_core.versions import put_prompt
 
 Command = Callable[..., str]
 MOVED = "model.layers.0.mlp.up_proj.weight"

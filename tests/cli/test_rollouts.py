@@ -13,10 +13,10 @@ import pytest
 
 from lightning_core.cli import main
 from lightning_core.cli.rollouts import choose
+from lightning_core.records.types import Call, Choice, Reward, Rollout, Run, Span, Split, Task, ToolEvent
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.types import Call, Choice, Reward, Rollout, Run, Span, Split, Task, ToolEvent
-from tests.test_otlp import Received, receiving
+from tests.trackers.test_otlp import Received, receiving
 
 Command = Callable[..., str]
 

@@ -13,9 +13,9 @@ import pytest
 from lightning_core.backends.local import LocalBackend
 from lightning_core.cli import main
 from lightning_core.cli.space import disk_bytes
+from lightning_core.records.types import Run
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.types import Run
 from tests.trainer.versioned import fit
 
 

@@ -15,13 +15,13 @@ import pytest
 
 from lightning_core.cli import main
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Metrics, Rollout, Run, Task
 from lightning_core.stores.credentials import from_folder
 from lightning_core.stores.http_link import address_of
 from lightning_core.stores.postgres_connection import place_of
 from lightning_core.stores.redis_connection import read_url
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.types import Metrics, Rollout, Run, Task
 
 SECRET = "only-for-the-store-that-i-named"
 VARIABLES = ("LIGHTNING_API_TOKEN", "REDISCLI_AUTH", "PGPASSWORD")

@@ -13,11 +13,7 @@ from typing import Any
 import pytest
 
 from lightning_core.cli import main
-from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.terminal import Terminal, shown
-from lightning_core.trainer.display import Display
-from lightning_core.trainer.folder import RunFolder
-from lightning_core.types import (
+from lightning_core.records.types import (
     Alert,
     Call,
     Choice,
@@ -32,6 +28,10 @@ from lightning_core.types import (
     Task,
     ToolEvent,
 )
+from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.texts.terminal import Terminal, shown
+from lightning_core.trainer.display import Display
+from lightning_core.trainer.folder import RunFolder
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b31m\u202etxt[bold]→"
 """Title, clear, clipboard, a C1 sequence, a change of direction; then markup and an arrow."""

@@ -14,8 +14,8 @@ from lightning_core.console.saving import write_report
 from lightning_core.console.shelf import Shelf, for_reading
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Run
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Run
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from lightning_core.errors import ConfigError
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Metrics, Reward, Rollout, Run, Status, Task
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.plan import RolloutPlan
-from lightning_core.types import Metrics, Reward, Rollout, Run, Status, Task
 from tests.console.conftest import JOB, STEPS, command
 
 Ask = Any

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from lightning_core.records.types import Alert, Call, Choice, Metrics, Reward, Rollout, Run, Task, ToolEvent
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Alert, Call, Choice, Metrics, Reward, Rollout, Run, Task, ToolEvent
 from tests.console.conftest import opening, serving
 
 SCRIPT = "</script><script>document.title = 'owned'</script>"

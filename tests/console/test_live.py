@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from lightning_core.records.types import Metrics, Run
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Metrics, Run
 from tests.console.conftest import JOB, command, opening, serving
 
 STEPS = 4

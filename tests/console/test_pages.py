@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import pytest
 
+from lightning_core.insight.trace import read_traces
+from lightning_core.records.types import Call, Rollout
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.trace import read_traces
-from lightning_core.types import Call, Rollout
 from tests.console.conftest import JOB, STEPS, command, opening, serving
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 Floats = NDArray[np.float64]
 AGENTS = ("writer", "fixer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 
 @dataclass(frozen=True)

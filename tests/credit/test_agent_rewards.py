@@ -8,8 +8,8 @@ import pytest
 
 from lightning_core.credit.base import Credit
 from lightning_core.credit.whole import per_agent, uniform
-from lightning_core.returns import total_return
-from lightning_core.types import Trajectory
+from lightning_core.experience.returns import total_return
+from lightning_core.records.types import Trajectory
 from tests.credit.test_credit import advantages_of, rollout
 
 

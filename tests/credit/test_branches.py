@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.credit.branches import find_parents, returns_to_go
-from lightning_core.types import Transition
+from lightning_core.records.types import Transition
 from tests.credit.telling import Said, tell
 
 

@@ -14,7 +14,7 @@ from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.tabular import state
 from lightning_core.credit.whole import per_agent, uniform
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.credit.telling import Said, tell
 
 METHODS: list[Credit] = [uniform, per_agent, turn, Discounted(0.5), Anchor(), state, Gae(), Pairs()]

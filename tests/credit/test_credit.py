@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lightning_core.credit.base import Credit, add_up, assign
 from lightning_core.credit.whole import per_agent, uniform
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 METHODS = [uniform, per_agent]
 

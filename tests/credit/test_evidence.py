@@ -13,7 +13,7 @@ from lightning_core.credit.base import add_up
 from lightning_core.credit.evidence import BatchEvidence
 from lightning_core.credit.significance import between_groups, matters, pairs_within
 from lightning_core.credit.tabular import state, visits
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 from tests.credit.telling import Said, tell
 
 REPLIES = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 1), (1, 2), (2, 1), (2, 2)]

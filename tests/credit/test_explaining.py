@@ -15,7 +15,7 @@ from lightning_core.algorithms.sft import Best, everything
 from lightning_core.credit.base import Baseline, Credit, Scale, add_parts, assign
 from lightning_core.credit.explaining import explain
 from lightning_core.credit.whole import uniform
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.credit.telling import Said, tell
 from tests.credit.test_laws import LAW, METHODS, NUMBERS, sayings, told
 

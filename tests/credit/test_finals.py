@@ -14,7 +14,7 @@ from lightning_core.credit.discounted import turn
 from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.credit.tabular import state
 from lightning_core.credit.whole import per_agent, uniform
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.credit.telling import Said, tell
 
 SMALL = -0.05

@@ -19,7 +19,7 @@ from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.credit.relevance import Relevance
 from lightning_core.credit.tabular import Tabular, state
 from lightning_core.credit.whole import per_agent, uniform
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 from tests.credit.telling import Said, tell
 
 LAW = settings(suppress_health_check=[HealthCheck.too_slow])

@@ -13,7 +13,7 @@ from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.hierarchical import Hierarchical
 from lightning_core.errors import ConfigError, TrainingError
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.credit.telling import Said, tell
 
 

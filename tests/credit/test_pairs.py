@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lightning_core.algorithms.dpo import Pairs, pair_up
 from lightning_core.algorithms.sft import Best, everything
 from lightning_core.credit.base import assign
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.records.types import Key, Trajectory, Transition
 
 
 def rollout(number: int, reward: float, *agents: str, group: str = "g", **changes) -> Trajectory:

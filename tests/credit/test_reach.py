@@ -14,7 +14,7 @@ from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.relevance import Relevance
 from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.whole import uniform
-from lightning_core.types import LARGEST_REWARD, Trajectory
+from lightning_core.records.types import LARGEST_REWARD, Trajectory
 from tests.credit.telling import Said, tell
 
 METHODS: list[Credit] = [uniform, turn, Discounted(), Tabular(), Relevance()]

@@ -25,7 +25,7 @@ from lightning_core.credit.relevance import (
 )
 from lightning_core.credit.tabular import Tabular, VisitTable
 from lightning_core.errors import ConfigError
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.credit.game import AGENTS, POLICY, Floats, Story, play, probabilities, score, stories, total
 from tests.credit.telling import Said, tell
 

@@ -7,7 +7,7 @@ import pytest
 from lightning_core.credit.base import add_up
 from lightning_core.credit.tabular import Tabular, state, visits
 from lightning_core.errors import ConfigError
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.credit.telling import Said, tell
 
 

@@ -13,7 +13,7 @@ from lightning_core.credit.base import Baseline, Comparison, Credit, add_up, ass
 from lightning_core.credit.discounted import Discounted, turn
 from lightning_core.credit.tabular import Tabular, state
 from lightning_core.credit.whole import per_agent, uniform
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.credit.game import POLICY, START, Floats, gradient, play, probabilities, score, stories, total
 from tests.credit.telling import Said, tell
 

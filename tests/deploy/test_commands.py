@@ -221,7 +221,7 @@ def test_an_image_gets_what_the_script_had_loaded_in_the_versions_that_are_here(
     with in_folder(tmp_path):
         importlib.import_module("harbour")
         deployment = read(tmp_path)
-        loaded = ["openai.types", "torch", "lightning_core.types", "harbour", "json"]
+        loaded = ["openai.types", "torch", "lightning_core.records.types", "harbour", "json"]
         write_files(ENGINES["docker"], deployment, Path("out"), loaded, "Made by a test.")
     python = tmp_path / "out/python"
     (wheel,) = python.glob("agent_lightning_core-*.whl")

@@ -10,8 +10,8 @@ import openai.types.responses as responses
 import pytest
 
 from lightning_core.dialects import get_dialect
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ApiError
-from lightning_core.upstream import ChatRequest, Constraint
 from tests.dialects.test_options import read
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

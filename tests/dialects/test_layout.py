@@ -39,7 +39,7 @@ def test_nothing_else_knows_which_api_a_call_came_from() -> None:
         for text in texts(path)
         if text in known() or text.removeprefix("/v1") in known() or any(form in text for form in FORMS)
     ]
-    assert found == ["types.py: 'chat'"]  # the default of a call that is made by hand
+    assert found == ["records/types.py: 'chat'"]  # the default of a call that is made by hand
 
 
 def test_each_is_found_by_its_name_and_its_path() -> None:

@@ -20,9 +20,9 @@ from anthropic.types import message_create_params as anthropic
 from anthropic.types.beta import message_create_params as anthropic_beta
 
 from lightning_core.dialects import DIALECTS, get_dialect
+from lightning_core.dialects.upstream import Constraint, Shaping
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
-from lightning_core.upstream import Constraint, Shaping
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 TABLES = re.compile(r"(?<=<!-- options -->\n\n).*?(?=\n\n<!-- /options -->)", re.DOTALL)

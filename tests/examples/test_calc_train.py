@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from examples.calc.problems import Problem
 from examples.calc.tasks import generate_split
+from lightning_core.records.types import Call, Rollout
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Call, Rollout
 from recipes.calc.corpus import SHARES, show_solving
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ pytest.importorskip("lightning_crewai")
 
 import lightning_core as lightning
 from examples.crew import train
+from lightning_core.records.types import Call, Rollout
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.launch import Launch, launching
-from lightning_core.types import Call, Rollout
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of CrewAI's own fields

@@ -15,8 +15,8 @@ import pytest
 from examples.plain.agent import describe_schema, open_database, run_query
 from examples.sql import execution, prompts
 from examples.sql.tasks import load_tasks
-from lightning_core.types import Call
-from lightning_core.upstream import ChatRequest
+from lightning_core.dialects.upstream import ChatRequest
+from lightning_core.records.types import Call
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 

@@ -18,8 +18,8 @@ from examples.rag.library import Library, Passage, write_library
 from examples.rag.reward import answer_reward
 from examples.rag.tasks import load_tasks
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Call, Rollout
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Call, Rollout
 from recipes.rag.corpus import TOOLS, converse, demonstrate
 
 ROOT = Path(__file__).parents[2]

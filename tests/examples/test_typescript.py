@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from lightning_core.experience.transitions import to_trajectory
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.records.types import Member, Rollout, Status, Task
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Member, Rollout, Status, Task
 from tests.api import conftest as api
 from tests.api.conftest import RUN, open_desk, serving
 from tests.gateway.scripted import ScriptedEngine, until

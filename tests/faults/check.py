@@ -12,8 +12,8 @@ import psycopg
 from safetensors.torch import load_file
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Rollout, Status
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Rollout, Status
 from tests.faults.job import GROUP_SIZE, TASKS_PER_STEP, TURNS
 from tests.faults.killing import Fault
 

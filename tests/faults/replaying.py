@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Attempt
 from lightning_core.stores.base import Store
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Attempt
 
 LOOK_SECONDS = 0.2
 

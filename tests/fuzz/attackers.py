@@ -16,12 +16,12 @@ from typing import Any, Final
 from benchmarks.tiny_server import TOKENS
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.credit.base import assign
+from lightning_core.experience.returns import with_final
+from lightning_core.experience.transitions import to_trajectory
+from lightning_core.insight.trace import read_traces
 from lightning_core.plugins import load_plugins
-from lightning_core.returns import with_final
-from lightning_core.trace import read_traces
+from lightning_core.records.types import Call, Rollout
 from lightning_core.trainer.parts import make_credit
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Call, Rollout
 from tests.fuzz.desk import Desk, Held
 from tests.fuzz.grammar import Case
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightning_core.types import Call, Sampling
+from lightning_core.records.types import Call, Sampling
 from tests.fuzz.desk import Desk, Held
 from tests.fuzz.wire import Answer, ask
 

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 
 from benchmarks.tiny_server import RUN, TOKENS
+from lightning_core.records.types import Attempt, Rollout, Sampling, Task
 from lightning_core.stores.base import Store
-from lightning_core.types import Attempt, Rollout, Sampling, Task
 
 _LEASE_SECONDS = 7200.0
 

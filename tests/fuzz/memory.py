@@ -9,8 +9,8 @@ from typing import Final
 
 from benchmarks.tiny_server import TinyServer
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Sampling
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Sampling
 from tests.fuzz.desk import Desk
 from tests.fuzz.faults import Fault
 from tests.fuzz.wire import ask

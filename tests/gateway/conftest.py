@@ -16,9 +16,9 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.limits import LIMITS, Limits
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.records.types import Call, Rollout, Sampling, Task
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Call, Rollout, Sampling, Task
 from tests.gateway.scripted import ScriptedEngine
 
 Said = TypeVar("Said")

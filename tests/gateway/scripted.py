@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_core.dialects.upstream import ChatRequest, Delta
 from lightning_core.errors import ContextLengthError
-from lightning_core.upstream import ChatRequest, Delta
 
 END = 0
 """The stop token."""

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from lightning_core.dialects.anthropic import Anthropic
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 

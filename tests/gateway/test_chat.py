@@ -12,8 +12,8 @@ import openai
 import orjson
 import pytest
 
-from lightning_core.types import UNNAMED, Sampling
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.dialects.upstream import ChatRequest, Constraint
+from lightning_core.records.types import UNNAMED, Sampling
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
 

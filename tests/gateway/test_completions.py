@@ -10,9 +10,9 @@ import pytest
 from openai.types import Completion
 
 from lightning_core.dialects.completions import Completions
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.upstream import Constraint
+from lightning_core.dialects.upstream import Constraint
 
 
 def test_a_constraint_is_exactly_one_thing() -> None:

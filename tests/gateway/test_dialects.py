@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from lightning_core.errors import StoreError
+from lightning_core.records.types import Call, Sampling
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Call, Sampling
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import END, ScriptedEngine, logprob, until
 

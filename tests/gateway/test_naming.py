@@ -10,7 +10,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError
-from lightning_core.types import Sampling
+from lightning_core.records.types import Sampling
 from tests.gateway.conftest import House, open_house
 from tests.gateway.test_dialects import SPEAKERS
 

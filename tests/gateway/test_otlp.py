@@ -31,10 +31,10 @@ from lightning_core.errors import ApiError
 from lightning_core.gateway import otlp, otlp_wire
 from lightning_core.gateway.access import Caller
 from lightning_core.gateway.limits import LIMITS
-from lightning_core.linking import inherit_agents, link
+from lightning_core.records.linking import inherit_agents, link
+from lightning_core.records.types import Event, Span
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import Event, Span
 from tests.gateway.conftest import House, open_house
 
 PROTOBUF = {"content-type": "application/x-protobuf"}

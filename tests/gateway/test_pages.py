@@ -10,8 +10,8 @@ import httpx
 import orjson
 import pytest
 
+from lightning_core.records.types import Call
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Call
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import ScriptedEngine, until
 

@@ -18,8 +18,8 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from lightning_core.errors import StoreError
+from lightning_core.records.types import Call
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
-from lightning_core.types import Call
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import Line, ScriptedEngine, until
 

@@ -13,9 +13,9 @@ from openai.types.responses import ResponseStreamEvent
 from lightning_core.dialects.compaction import ASKS
 from lightning_core.dialects.conversations import Conversations, Turn, messages_of
 from lightning_core.dialects.responses import Responses
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob
 

@@ -14,11 +14,11 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import StoreError
+from lightning_core.experience.transitions import to_trajectory
+from lightning_core.records.types import Attempt, Reward, Rollout, Task
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.tracing.scope import Scope
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Attempt, Reward, Rollout, Task
 from tests.gateway.conftest import House, open_house
 
 

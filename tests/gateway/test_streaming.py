@@ -12,7 +12,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from lightning_core.upstream import ChatRequest
+from lightning_core.dialects.upstream import ChatRequest
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.raw import exchange
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until

@@ -12,9 +12,9 @@ import pytest
 
 from lightning_core.errors import AccessError, ConfigError
 from lightning_core.gateway.tokens import GRACE_SECONDS, Grant, Tokens
+from lightning_core.records.types import Attempt, Call, Rollout, Run, Sampling, Task
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.roles.runner import scopes
-from lightning_core.types import Attempt, Call, Rollout, Run, Sampling, Task
 from tests.gateway.conftest import House, open_house
 
 SECRET = b"0123456789abcdef"

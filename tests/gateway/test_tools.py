@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from lightning_core.dialects import get_dialect
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.dialects.writing import TokenText
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 

@@ -16,9 +16,9 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.versions import Embedded, VersionedUpstream, VersionRegistry
+from lightning_core.records.types import ResourceVersion, Rollout, Task
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import ResourceVersion, Rollout, Task
-from lightning_core.versions import choose
+from lightning_core.stores.versions import choose
 from tests.gateway.scripted import ScriptedEngine, until
 
 RUN = "run"

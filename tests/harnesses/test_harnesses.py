@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 import lightning_core as lightning
+from lightning_core.dialects.upstream import ChatRequest
+from lightning_core.records.types import Call, Task
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import Call, Task
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, until
 

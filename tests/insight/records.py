@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_core.insight.why import Step
-from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task, ToolEvent
+from lightning_core.records.types import Call, Choice, Reward, Rollout, Status, Task, ToolEvent
 
 
 def rollout(number: int, reward: float | None, **changes: object) -> Rollout:

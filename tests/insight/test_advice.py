@@ -10,7 +10,7 @@ import pytest
 
 from lightning_core.insight.advice import TINY_KNOWS, nothing_earned
 from lightning_core.insight.failures import group_failures, reason_of, with_hint
-from lightning_core.types import Call, Choice, Status
+from lightning_core.records.types import Call, Choice, Status
 from tests.insight.records import call, rollout
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_core.insight.bottleneck import bottleneck, by_agent, by_tool, engine_share, parts, straggling
-from lightning_core.types import Metrics
+from lightning_core.records.types import Metrics
 from tests.insight.records import call, rollout, tool
 
 SLOW = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_core.insight.compare import History, advise, compare, compare_trials, difference_of
-from lightning_core.types import Metrics, Run, Status, Task
+from lightning_core.records.types import Metrics, Run, Status, Task
 from tests.insight.records import rollout
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.insight.curves import curves
-from lightning_core.types import Metrics
+from lightning_core.records.types import Metrics
 
 
 def entries(values: list[float], first: int = 0) -> list[Metrics]:

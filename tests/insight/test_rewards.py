@@ -13,7 +13,7 @@ from lightning_core.insight.rewards import (
     running_mean,
     training_change,
 )
-from lightning_core.types import Metrics
+from lightning_core.records.types import Metrics
 
 
 def test_the_ends_of_a_run_are_a_quarter_of_it_and_do_not_overlap() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_core.insight.standing import is_served, state_of
-from lightning_core.types import Member, Role, Run
+from lightning_core.records.types import Member, Role, Run
 
 HERE = socket.gethostname()
 

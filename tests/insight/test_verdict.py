@@ -16,7 +16,7 @@ from lightning_core.insight.verdict import (
     student,
     verdict,
 )
-from lightning_core.types import Metrics, Rollout, RolloutCount, Sampling, Status, Task
+from lightning_core.records.types import Metrics, Rollout, RolloutCount, Sampling, Status, Task
 
 GREEDY = Sampling(temperature=0.0)
 

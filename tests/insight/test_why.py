@@ -35,10 +35,10 @@ from lightning_core.insight.why import (
     why,
 )
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Credited, Key, Run, Status
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.parts import make_rulebook
-from lightning_core.types import Credited, Key, Run, Status
 from tests.insight.records import call, reward, rollout, step
 from tests.trainer.watching import GROUP_SIZE, Watched, fit, grpo, solve
 

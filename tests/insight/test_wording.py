@@ -18,7 +18,7 @@ from lightning_core.credit.relevance import Relevance
 from lightning_core.credit.tabular import Tabular, state
 from lightning_core.credit.whole import per_agent, uniform
 from lightning_core.insight.why import Method, Reason, why
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.credit.telling import Said, tell
 
 METHODS: dict[str, tuple[Credit, list[Baseline]]] = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Dialogue, Line, dialogue, make_question, share_out, shorten
-from lightning_core.types import Call, Choice, Task
+from lightning_core.records.types import Call, Choice, Task
 
 TASK = Task(id="t", input={"answer": 7})
 SYSTEM = {"role": "system", "content": "You write."}

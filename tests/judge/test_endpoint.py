@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse
 from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Line, Score, make_question
+from lightning_core.records.types import Task
 from lightning_core.trainer import judging as asking
 from lightning_core.trainer.judging import JudgeEndpoint, JudgeError, address_of
-from lightning_core.types import Task
 from tests.judge.reading import Fault, Lines, ReadingJudge, judging, status
 
 TEXTS = ("b", "aaa", "aa")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from lightning_core.algorithms.base import Algorithm, Entries
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 TOLERANCE = 1e-5
 """Relative error allowed everywhere; the numbers are float64."""

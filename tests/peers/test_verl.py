@@ -32,7 +32,7 @@ from lightning_core.algorithms.policy_gradient import (
 from lightning_core.credit.base import assign
 from lightning_core.credit.gae import Gae
 from lightning_core.credit.whole import uniform
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 from tests.peers.padded import TOLERANCE, Padded, assert_same_loss, make_batch, to_rollouts
 
 SEEDS = range(8)

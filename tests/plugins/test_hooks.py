@@ -11,7 +11,7 @@ import pytest
 
 from lightning_core import hookspecs
 from lightning_core.plugins import load_plugins
-from lightning_core.types import Who
+from lightning_core.records.types import Who
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins" / "README.md"
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("lightning_")}

@@ -15,10 +15,10 @@ from lightning_core.cli.runs import plugins as list_plugins
 from lightning_core.errors import ConfigError, PluginError
 from lightning_core.hookspecs import Register, hookimpl
 from lightning_core.plugins import Kind, Plugins, load_plugins
-from lightning_core.types import Who
+from lightning_core.records.types import Who
 
 Install = Callable[..., None]
-HEAD = "from lightning_core.hookspecs import hookimpl\nfrom lightning_core.types import Who\n"
+HEAD = "from lightning_core.hookspecs import hookimpl\nfrom lightning_core.records.types import Who\n"
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from langchain_openai import ChatOpenAI
 from lightning_langgraph import LightningCallback
 from pydantic import SecretStr
 
-from lightning_core.linking import link, tool_call_ids
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.plugins import load_plugins
+from lightning_core.records.linking import link, tool_call_ids
+from lightning_core.records.types import Attempt, Rollout, Task, ToolEvent
 from lightning_core.runner.runner import Runner
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Attempt, Rollout, Task, ToolEvent
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from lightning_core.dialects.chat import Chat
+from lightning_core.dialects.upstream import ChatRequest, Delta
 from lightning_core.testing.server import compose
 from lightning_core.testing.truth import read_marks
-from lightning_core.upstream import ChatRequest, Delta
 from tests.gateway.scripted import Line, ScriptedEngine, ScriptedGeneration
 
 STUCK_SECONDS = 60.0

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from lightning_core.records.types import Call
 from lightning_core.testing.truth import find_marks, mark
-from lightning_core.types import Call
 
 Run = Callable[[str], Awaitable[None] | None]
 """Runs the app once in the rollout of that name: a coroutine on the loop, or a plain call in a thread."""

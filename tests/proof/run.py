@@ -18,13 +18,13 @@ from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
 from lightning_core.prompts import DECLARED, PinnedPrompts, Prompt, written
+from lightning_core.records.types import Attempt, Call, Event, Rollout, Run, Status, Task
 from lightning_core.runner.runner import Runner
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.versions import put_prompt
 from lightning_core.tracing.scope import Scope, read_unseen
-from lightning_core.types import Attempt, Call, Event, Rollout, Run, Status, Task
-from lightning_core.versions import put_prompt
 from tests.proof import bare
 from tests.proof.engine import ProofEngine
 from tests.proof.play import Play, read_marks

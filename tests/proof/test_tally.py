@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lightning_core.records.types import Call
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, Unseen
-from lightning_core.types import Call
 from tests.proof import run
 from tests.proof.play import Play
 from tests.proof.report import show

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Status
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Status
 from tests.roles import job
 
 ROOT = Path(__file__).parents[2]

@@ -13,13 +13,13 @@ import pytest
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.heartbeat import Heartbeat, make_member
+from lightning_core.records.types import Attempt, Rollout, Status, Task
 from lightning_core.runner.gateways import Gateways, find_instance
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
+from lightning_core.stores.heartbeat import Heartbeat, make_member
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, current_scope
-from lightning_core.types import Attempt, Rollout, Status, Task
 from tests.gateway.scripted import ScriptedEngine
 
 

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 import pytest
 from rich.console import Console
 
-from lightning_core import heartbeat as signs
 from lightning_core.cli.runs import member_table
-from lightning_core.heartbeat import MISSING_SECONDS, Heartbeat, find_living, make_member
+from lightning_core.records.types import Member, Rollout, Task
+from lightning_core.stores import heartbeat as signs
 from lightning_core.stores.base import Store
+from lightning_core.stores.heartbeat import MISSING_SECONDS, Heartbeat, find_living, make_member
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.session import RemoteWaiter, command_for
-from lightning_core.types import Member, Rollout, Task
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Member
 from lightning_core.trainer.parts import open_store
-from lightning_core.types import Member
 from tests.roles.run_processes import RunProcesses
 
 

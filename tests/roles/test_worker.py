@@ -17,14 +17,14 @@ from lightning_core.cli import main
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
-from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Rollout, Run, Status, Task
 from lightning_core.runner.config import RECORDED, RolloutConfig
 from lightning_core.stores.base import Store
+from lightning_core.stores.heartbeat import Heartbeat, make_member
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.roles.runner import tokens_of, work
-from lightning_core.types import Rollout, Run, Status, Task
 from tests.gateway.scripted import ScriptedEngine
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import openai
 
 import lightning_core as lightning
+from lightning_core.records.types import Task
 from lightning_core.tracing.scope import current_scope
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import Task
 
 PROMPTED = "guide"
 """The agent whose prompt is pinned to another version than its seed."""

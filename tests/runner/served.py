@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.prompts import Pinned, Prompt
+from lightning_core.records.types import Attempt, Rollout, Task
 from lightning_core.runner.ray_workers import RayWorkers
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Attempt, Rollout, Task
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import until
 from tests.runner.playing import PROMPTED, SEED

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Rollout, Span, Status
 from lightning_core.runner.program import Command
 from lightning_core.runner.runner import prepare
-from lightning_core.types import Rollout, Span, Status
 from tests.gateway.scripted import until
 from tests.runner.served import ServedRunner, lives, rollouts, serve_runner, written
 

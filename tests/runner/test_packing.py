@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Task
 from lightning_core.runner.packing import pack
-from lightning_core.types import Task
 from tests.runner import playing
 
 client = openai.AsyncOpenAI(api_key="none")

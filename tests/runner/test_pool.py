@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from lightning_core.errors import WorkerError
+from lightning_core.records.types import Attempt, Rollout, Status, Task
 from lightning_core.runner import pool
 from lightning_core.runner.outcome import AttemptOutcome, Solve
 from lightning_core.runner.pool import WorkerPool
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Attempt, Rollout, Status, Task
 
 
 class OneUse:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Task
 from lightning_core.runner.ray_workers import RaySlot, RayWorkers, parse_workers
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Task
 from tests.runner import playing
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lightning_core.errors import RewardError
+from lightning_core.records.types import Task
 from lightning_core.runner.outcome import to_reward
-from lightning_core.types import Task
 
 TASK = Task(id="t1", input={})
 

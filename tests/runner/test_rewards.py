@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import lightning_core as lightning
-from lightning_core.returns import FailurePolicy
+from lightning_core.experience.returns import FailurePolicy
+from lightning_core.records.types import Reward, Status, Task
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
-from lightning_core.types import Reward, Status, Task
 from tests.runner.test_runner import rollouts, run_all
 
 

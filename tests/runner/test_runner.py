@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.returns import FailurePolicy
+from lightning_core.experience.returns import FailurePolicy
+from lightning_core.records.types import Attempt, Call, Rollout, Status, Task, ToolEvent
 from lightning_core.runner.runner import LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS, Runner
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.tracing.scope import Scope, current_scope, report
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import Attempt, Call, Rollout, Status, Task, ToolEvent
 
 
 @pytest.fixture(params=["memory", "sqlite"])

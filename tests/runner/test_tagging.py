@@ -21,11 +21,11 @@ from openai import OpenAI
 
 import lightning_core as lightning
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Status
 from lightning_core.runner.tagging import tagging
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
-from lightning_core.types import Status
 from tests.gateway.conftest import open_house
 from tests.runner.served import rollouts, serve_runner
 

@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 
 from lightning_core.errors import WorkerError
+from lightning_core.records.types import Call, Rollout, Status
 from lightning_core.runner.ray_workers import RayWorkers
 from lightning_core.testing.server import serving
-from lightning_core.types import Call, Rollout, Status
 from tests.runner import playing
 from tests.runner.clusters import cluster
 from tests.runner.served import AGENTS, BETTER, ServedRunner, begun, lives, rollouts, serve_runner, written

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_core.errors import ConfigError
+from lightning_core.records.types import Status, Task
 from lightning_core.runner.runner import prepare
-from lightning_core.types import Status, Task
 from tests.runner import playing
 from tests.runner.served import lives, rollouts, serve_runner
 

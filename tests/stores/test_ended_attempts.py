@@ -11,8 +11,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Attempt, Rollout
+from lightning_core.experience.transitions import to_trajectory
+from lightning_core.records.types import Attempt, Rollout
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import ScriptedEngine, until
 

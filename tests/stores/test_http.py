@@ -15,12 +15,12 @@ from lightning_core.errors import AccessError, ConfigError, NotFoundError, Scope
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
-from lightning_core.heartbeat import Heartbeat, make_member
+from lightning_core.records.types import Reward, Rollout, Run, Status, Task
 from lightning_core.stores.base import Store
+from lightning_core.stores.heartbeat import Heartbeat, make_member
 from lightning_core.stores.http_link import TOKEN_NAME
 from lightning_core.stores.http_store import HttpStore
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Reward, Rollout, Run, Status, Task
 from tests.gateway.scripted import ScriptedEngine
 from tests.stores.conftest import SECRET, with_token
 from tests.stores.cutting import relayed

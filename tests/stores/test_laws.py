@@ -13,8 +13,7 @@ import pytest
 from pydantic import JsonValue
 
 from lightning_core.errors import DataError, LeaseLostError, NotFoundError, RewardError
-from lightning_core.stores.base import Store
-from lightning_core.types import (
+from lightning_core.records.types import (
     Alert,
     Attempt,
     Call,
@@ -32,6 +31,7 @@ from lightning_core.types import (
     Task,
     ToolEvent,
 )
+from lightning_core.stores.base import Store
 from tests.stores.hearing import TRIES, cancel_until_heard
 
 LONG = 60.0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from lightning_core.records.types import Status
 from lightning_core.stores import postgres_connection, sql
 from lightning_core.stores.base import Store
 from lightning_core.stores.postgres import PostgresStore
@@ -16,7 +17,6 @@ from lightning_core.stores.postgres_connection import place_of
 from lightning_core.stores.queue import Page
 from lightning_core.stores.redis_store import RedisStore
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore, connect
-from lightning_core.types import Status
 from tests.stores.conftest import KINDS
 from tests.stores.test_laws import enqueue_many
 

@@ -17,12 +17,12 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.records.types import Attempt, Call, Reward, Rollout, Status, Task
 from lightning_core.stores import postgres, postgres_connection
 from lightning_core.stores.notifications import KINDS, QUEUED, Notifications
 from lightning_core.stores.postgres import NoticeChannels, PostgresListener, PostgresStore
 from lightning_core.stores.postgres_connection import MARK, escape, may_pass, place_of, unescape
 from lightning_core.trainer.plan import RolloutPlan
-from lightning_core.types import Attempt, Call, Reward, Rollout, Status, Task
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
 from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, serving

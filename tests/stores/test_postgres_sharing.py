@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from lightning_core.errors import LightningError, StoreError
+from lightning_core.records.types import Attempt, Call, Rollout, Status, Task
 from lightning_core.stores import postgres_connection
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.postgres_connection import place_of
-from lightning_core.types import Attempt, Call, Rollout, Status, Task
 from tests.stores.cutting import relayed
 from tests.stores.postgres_server import OWN_URL
 

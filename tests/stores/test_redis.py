@@ -15,12 +15,12 @@ import pytest
 import redis
 
 from lightning_core.errors import ConfigError, LeaseLostError, StoreError
+from lightning_core.records.types import Alert, Attempt, Call, Reward, Rollout, Run, Status, Task, ToolEvent
 from lightning_core.stores import queue, redis_connection, redis_store
 from lightning_core.stores.notifications import Notifications
 from lightning_core.stores.redis_connection import read_url
 from lightning_core.stores.redis_store import RedisDriver, RedisStore
 from lightning_core.trainer.plan import RolloutPlan
-from lightning_core.types import Alert, Attempt, Call, Reward, Rollout, Run, Status, Task, ToolEvent
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
 from tests.stores.redis_server import RedisServer, free_port, serving

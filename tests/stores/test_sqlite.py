@@ -19,11 +19,11 @@ import pytest
 from pydantic import PrivateAttr
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.records.types import Call, Reward, Rollout, Run, Span, Status, Task
 from lightning_core.stores import sql, sqlite
 from lightning_core.stores.sqlite import MemoryStore, SqliteConnection, SqliteStore
 from lightning_core.stores.workers import Operation
 from lightning_core.trainer.plan import RolloutPlan
-from lightning_core.types import Call, Reward, Rollout, Run, Span, Status, Task
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,8 +14,8 @@ import os
 import sys
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Call, Choice
 from lightning_core.stores.base import Store
-from lightning_core.types import Call, Choice
 
 
 def tell(name: str) -> None:

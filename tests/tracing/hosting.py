@@ -9,9 +9,9 @@ from typing import Any
 
 from openai import DefaultHttpxClient, OpenAI
 
+from lightning_core.records.types import Call
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
-from lightning_core.types import Call
 from tests.tracing.replaying import EVENTS, Answer, Replay, chunk, completion
 
 NOWHERE = "http://127.0.0.1:1"

@@ -15,14 +15,14 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from lightning_core.linking import link
+from lightning_core.records.linking import link
+from lightning_core.records.types import Attempt, Call, Rollout, Task
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import Tagged, mark, mistakes, read_marks
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import Attempt, Call, Rollout, Task
 from tests.tracing.hosting import (
     HELLO,
     NOWHERE,

@@ -12,11 +12,11 @@ from openai import AsyncOpenAI, AzureOpenAI, OpenAI
 from openai._base_client import BaseClient
 
 from lightning_core.errors import InstrumentationError
+from lightning_core.records.types import UNNAMED, Who
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, agent, enter_order, rollout_scope
-from lightning_core.types import UNNAMED, Who
 
 
 def scope_at(server: GatewayDouble, rollout: str = "r1", agents: tuple[str, ...] | None = None) -> Scope:

@@ -18,16 +18,16 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
 
 from lightning_core.dialects import get_dialect
-from lightning_core.linking import link
+from lightning_core.dialects.upstream import ChatRequest
+from lightning_core.insight.trace import describes_call
+from lightning_core.records.linking import link
+from lightning_core.records.types import Attempt, Call, Event, Rollout, Span, Task
 from lightning_core.runner.runner import Runner
 from lightning_core.testing.truth import mark, read_marks
-from lightning_core.trace import describes_call
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.otel import LightningSpanProcessor
 from lightning_core.tracing.scope import Scope, agent, rollout_scope
 from lightning_core.tracing.spans import current_span_agent
-from lightning_core.types import Attempt, Call, Event, Rollout, Span, Task
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 from tests.instrumenting import bare_afterwards

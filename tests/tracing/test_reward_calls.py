@@ -21,10 +21,10 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.providers.openrouter import OpenRouterProvider
 
 import lightning_core as lightning
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import RewardError
-from lightning_core.linking import link_rewards
+from lightning_core.records.linking import link_rewards
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.upstream import ChatRequest
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 

@@ -13,8 +13,8 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import RewardError
+from lightning_core.records.types import Reward
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import Reward
 
 
 def given(value: Any = 1.0, **address: Any) -> Reward:

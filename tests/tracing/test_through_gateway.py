@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lightning_core.records.types import Call
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope
-from lightning_core.types import Call
 from tests.gateway.conftest import open_house
 from tests.tracing.traffic import send
 

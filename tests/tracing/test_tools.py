@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from lightning_core.records.types import ToolEvent
 from lightning_core.tracing.scope import Scope, rollout_scope
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import ToolEvent
 
 
 class Broken(Exception):

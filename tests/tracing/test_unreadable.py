@@ -11,11 +11,11 @@ import openai
 import pytest
 
 from lightning_core.dialects.chat import Chat
+from lightning_core.records.types import Attempt, Call, Event, Rollout, Task
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.observed import ObservedCall
 from lightning_core.tracing.scope import Scope, agent
-from lightning_core.types import Attempt, Call, Event, Rollout, Task
 from tests.tracing.hosting import (
     HELLO,
     NOWHERE,

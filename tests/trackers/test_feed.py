@@ -14,11 +14,11 @@ import lightning_core as lightning
 from lightning_core.cli import main
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Alert, Run
 from lightning_core.trackers import base
 from lightning_core.trackers.base import Beginning, Feed
 from lightning_core.trackers.tensorboard import TensorBoard
 from lightning_core.trainer.observers import Trackers
-from lightning_core.types import Alert, Run
 from tests.trainer.watching import fit, grpo
 
 RUN = Run(id="r")

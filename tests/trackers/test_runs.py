@@ -19,13 +19,13 @@ import lightning_core as lightning
 from lightning_core.alerts.watch import Finding, Scene
 from lightning_core.cli.runs import sync_tensorboard
 from lightning_core.errors import ConfigError
-from lightning_core.heartbeat import Heartbeat, make_member
+from lightning_core.records.types import Metrics, Run
+from lightning_core.stores.heartbeat import Heartbeat, make_member
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trackers.base import Beginning
 from lightning_core.trackers.mlflow import MLflow
 from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
-from lightning_core.types import Metrics, Run
 from tests.trackers.reading import scalars, texts, wandb_records, wandb_rows
 from tests.trainer.watching import grpo, solve
 
@@ -36,7 +36,7 @@ import sys
 from pathlib import Path
 from lightning_core.trackers.base import Beginning, Feed
 from lightning_core.trackers.wandb import Wandb
-from lightning_core.types import Alert, Run
+from lightning_core.records.types import Alert, Run
 
 run = Run(id="small", folder=sys.argv[1], created_at=1.0, provenance={"seed": 7})
 for first in (0, 2):

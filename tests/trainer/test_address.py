@@ -11,8 +11,8 @@ import pytest
 import lightning_core as lightning
 from lightning_core.cli.runs import show_run
 from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.records.types import Rollout, Task
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Rollout, Task
 
 
 async def solve(task: lightning.Task) -> float:

@@ -11,8 +11,8 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, TrainingError, UnknownAgentError
+from lightning_core.records.types import Call, Metrics
 from lightning_core.trainer.loop import PATIENCE, AgentNames
-from lightning_core.types import Call, Metrics
 from tests.trainer.watching import PER_STEP, fit, grpo, records
 
 

@@ -21,11 +21,11 @@ from lightning_core.alerts.watch import Finding, Scene
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.cli.runs import list_alerts, show_run
+from lightning_core.records.types import Alert, Call, Member, Metrics, Rollout, Run, Task
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer import observers
 from lightning_core.trainer.display import Display, alert_line
 from lightning_core.trainer.observers import InFlight, read_space
-from lightning_core.types import Alert, Call, Member, Metrics, Rollout, Run, Task
 from tests.trainer.watching import fit, grpo
 
 GOOD = 5

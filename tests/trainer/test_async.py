@@ -16,6 +16,7 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.errors import TrainingError
+from lightning_core.records.types import Rollout, Status, Trajectory, Transition
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.display import describe_staleness
@@ -24,7 +25,6 @@ from lightning_core.trainer.plan import RolloutPlan, admitted, make_tasks
 from lightning_core.trainer.report import find_evaluation
 from lightning_core.trainer.session import withdraw
 from lightning_core.trainer.updating import measure_staleness
-from lightning_core.types import Rollout, Status, Trajectory, Transition
 from tests.trainer.watching import PER_STEP, Records, Watched, fit, grpo, records, solve
 
 

@@ -11,9 +11,9 @@ import pytest
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, TrainingError, UnknownAgentError
 from lightning_core.insight.standing import ENDED
+from lightning_core.records.types import Run
 from lightning_core.stores.base import get_run
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Run
 from tests.trainer.watching import PER_STEP, fit, grpo, records, solve
 
 HELD_OUT = [{"question": f"held out {n}"} for n in range(2)]

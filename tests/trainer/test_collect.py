@@ -9,9 +9,9 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import TokenIdsError
-from lightning_core.returns import last_final, total_return, with_final
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task
+from lightning_core.experience.returns import last_final, total_return, with_final
+from lightning_core.experience.transitions import to_trajectory
+from lightning_core.records.types import Call, Choice, Reward, Rollout, Status, Task
 from tests.trainer.watching import PER_STEP, Watched, fit, grpo, records
 
 

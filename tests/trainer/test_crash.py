@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_core.records.types import Status
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Status
 from tests.trainer import job
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_core.records.types import Metrics, Task
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.trainer.report import terminal_curve, transcripts
-from lightning_core.types import Metrics, Task
 
 pytest.importorskip("plotext")
 

@@ -10,9 +10,9 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, DataError
+from lightning_core.records.types import Call, Choice, Rollout, Run, Task
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.types import Call, Choice, Rollout, Run, Task
 
 ASK = [{"role": "user", "content": "How many?"}]
 TOOL = {"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}

@@ -20,11 +20,11 @@ from lightning_core.dialects.chat import Chat
 from lightning_core.dialects.responses import Responses
 from lightning_core.errors import ConfigError, TrainingError, UnknownAgentError
 from lightning_core.prompts import Pinned, Prompt, put_in, read_declared
+from lightning_core.records.types import Call, ResourceVersion, Rollout, Run, Task
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.trainer.discovery import PLAYED, by_agent, find_prompt, played, why_not
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Call, ResourceVersion, Rollout, Run, Task
 
 WRITER, CRITIC = "Write one query.", "Judge the query [harshly]."
 TRAIN = [{"place": place} for place in ("Rome", "Oslo", "Lima", "Bonn", "Kyiv", "Cork")]

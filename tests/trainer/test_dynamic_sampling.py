@@ -16,11 +16,11 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.errors import TrainingError
+from lightning_core.records.types import Metrics, Rollout, Status
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.plan import make_tasks, spare_tasks, tasks_of_step
-from lightning_core.types import Metrics, Rollout, Status
 from tests.backends.scripted import ScriptedBackend
 
 TASKS = make_tasks([{"number": n} for n in range(8)], "train")

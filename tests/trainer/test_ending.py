@@ -12,8 +12,8 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.stores.versions import find_current
 from lightning_core.trainer.summary import Summary
-from lightning_core.versions import find_current
 from tests.trainer.versioned import TASKS
 
 HELD_OUT = 2

@@ -18,13 +18,13 @@ from benchmarks.credit.training import loss_of
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.credit.base import assign
 from lightning_core.credit.whole import uniform
-from lightning_core.returns import FailurePolicy, with_lowest
+from lightning_core.experience.returns import FailurePolicy, with_lowest
+from lightning_core.records.types import Attempt, Call, Choice, Rollout, Status, Task, Trajectory
 from lightning_core.runner.outcome import is_of_world
 from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, current_scope, report
 from lightning_core.trainer.batch import failure_numbers, read_batch
-from lightning_core.types import Attempt, Call, Choice, Rollout, Status, Task, Trajectory
 
 ASKED = httpx.Request("POST", "http://model/v1/chat/completions")
 

@@ -18,10 +18,10 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.backends.base import Batch
+from lightning_core.records.types import Call, Transition
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Call, Transition
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(4)]
 ROLLOUTS = 2 * 2 * 3

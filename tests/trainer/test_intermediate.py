@@ -6,10 +6,10 @@ import threading
 
 import lightning_core as lightning
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Rollout, Status, Task
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.batch import add_automatic
 from lightning_core.trainer.parts import make_rulebook
-from lightning_core.types import Rollout, Status, Task
 
 
 async def test_rules_are_asked_outside_the_event_loop():

@@ -19,14 +19,14 @@ from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.backends.base import Batch
 from lightning_core.credit.base import group_by_id
 from lightning_core.errors import ConfigError, TrainingError
+from lightning_core.experience.returns import with_final
 from lightning_core.judge.judge import Judge
 from lightning_core.plugins import load_plugins
-from lightning_core.returns import with_final
+from lightning_core.records.types import Call, Choice, Reward, Rollout, Status, Task, Trajectory
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.judging import TRIES, Judging, check_judge
 from lightning_core.trainer.parts import resolve_phases
-from lightning_core.types import Call, Choice, Reward, Rollout, Status, Task, Trajectory
 from tests.backends.models import save_model
 from tests.judge.reading import Lines, ReadingJudge, judging, status
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import lightning_core as lightning
+from lightning_core.records.types import Alert, Status
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trackers.base import Beginning
-from lightning_core.types import Alert, Status
 from tests.trainer import versioned
 
 

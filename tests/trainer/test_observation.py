@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.transcript import observation
-from lightning_core.transitions import to_trajectory
-from lightning_core.types import Call, Rollout, Status, Task
+from lightning_core.dialects.transcript import observation
+from lightning_core.experience.transitions import to_trajectory
+from lightning_core.records.types import Call, Rollout, Status, Task
 from tests.gateway.conftest import open_house
 
 Body = dict[str, Any]

@@ -18,11 +18,11 @@ from rich.console import Console
 import lightning_core as lightning
 from lightning_core.backends.base import Batch
 from lightning_core.errors import ConfigError, TaskError, UnknownAgentError, UnsupportedError
+from lightning_core.records.types import Metrics, Rollout
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.report import terminal_curve
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Metrics, Rollout
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(8)]
 DEMONSTRATIONS = [

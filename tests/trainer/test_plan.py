@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_core.errors import TaskError
+from lightning_core.records.types import Rollout, Task
 from lightning_core.stores.legacy import planned_at
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.trainer.plan import (
@@ -16,7 +17,6 @@ from lightning_core.trainer.plan import (
     tasks_of_step,
 )
 from lightning_core.trainer.report import find_evaluation
-from lightning_core.types import Rollout, Task
 
 
 def tasks(count: int) -> list[Task]:

@@ -22,10 +22,10 @@ from lightning_core.dialects.chat import Chat
 from lightning_core.dialects.responses import Responses
 from lightning_core.errors import ConfigError, TrainingError
 from lightning_core.prompts import Pinned, Prompt, put_in
+from lightning_core.records.types import Call, Rollout
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
+from lightning_core.stores.versions import put_prompt
 from lightning_core.testing.server import GatewayDouble, serving
-from lightning_core.types import Call, Rollout
-from lightning_core.versions import put_prompt
 
 SEED = "Answer in one word."
 BETTER = "Answer in one word, in French. {never} filled."
@@ -243,7 +243,7 @@ def test_names_that_are_taken_and_empty_prompts_are_refused() -> None:
 
 async def test_a_version_is_read_from_the_store_once() -> None:
     from lightning_core.prompts import PinnedPrompts
-    from lightning_core.types import Run
+    from lightning_core.records.types import Run
 
     async with MemoryStore("memory://") as store:
         run = Run(id="run", config={"prompts": {"writer": [SEED, []]}})

@@ -14,9 +14,9 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.backends.base import Batch
 from lightning_core.errors import TrainingError
+from lightning_core.records.types import Rollout
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
-from lightning_core.types import Rollout
 from tests.trainer.watching import GROUP_SIZE, PER_STEP, Watched, WatchedLocal, fit, grpo, records, solve
 
 

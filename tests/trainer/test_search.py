@@ -31,10 +31,10 @@ from lightning_core.algorithms.bootstrap import examples
 from lightning_core.algorithms.search import Episode, Trial
 from lightning_core.errors import ConfigError, TrainingError, TrainingStopped
 from lightning_core.gateway.server import ServerThread
+from lightning_core.records.types import Call, Choice, ResourceVersion, Rollout, Task
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.searching import halves, interval
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Call, Choice, ResourceVersion, Rollout, Task
 
 SEED = "You know:"
 TRAIN = [{"needs": n % 4, "number": n} for n in range(8)]

@@ -19,15 +19,15 @@ from lightning_core.cli.models import export_model, roll_back
 from lightning_core.errors import ConfigError, ModelError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
-from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import Call, ResourceVersion, Rollout, Run, Sampling, Task
 from lightning_core.runner.config import read_config
+from lightning_core.stores.heartbeat import Heartbeat, make_member
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.trainer.roles.gateway import GatewayPart, serving_run
 from lightning_core.trainer.roles.joining import Joined, Joining
 from lightning_core.trainer.roles.runner import agents_of, running, tokens_of
-from lightning_core.types import Call, ResourceVersion, Rollout, Run, Sampling, Task
 from tests.backends.serving import plain_logprobs
 from tests.trainer.versioned import TASKS, fit, solve
 

@@ -12,8 +12,8 @@ import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
 from lightning_core.backends.meter import Meter
+from lightning_core.records.types import Metrics
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Metrics
 
 TASKS = [{"question": f"List the boats with speed above {n}."} for n in range(2)]
 

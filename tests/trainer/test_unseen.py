@@ -11,9 +11,9 @@ import requests
 
 import lightning_core as lightning
 from lightning_core.errors import TrainingError
+from lightning_core.records.types import Alert, Rollout, Status
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.testing.server import serving
-from lightning_core.types import Alert, Rollout, Status
 from tests.trainer.watching import fit, grpo
 
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "?"}], "max_tokens": 2}

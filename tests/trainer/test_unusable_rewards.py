@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
+from lightning_core.records.types import Metrics
 from lightning_core.stores.rows import REWARDS
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Metrics
 from tests.trainer.versioned import fit
 
 

@@ -11,11 +11,11 @@ import pytest
 import lightning_core as lightning
 from lightning_core.backends.local import LocalBackend
 from lightning_core.errors import ConfigError, NotFoundError
+from lightning_core.records.types import ResourceVersion, Rollout, Task
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
+from lightning_core.stores.versions import choose, find_current, get_version
 from lightning_core.trainer.folder import RunFolder, absolute
 from lightning_core.trainer.versions import prune
-from lightning_core.types import ResourceVersion, Rollout, Task
-from lightning_core.versions import choose, find_current, get_version
 from tests.trainer.versioned import fit
 
 

@@ -14,10 +14,10 @@ import openai
 import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch
+from lightning_core.records.types import Call, Metrics, Rollout, Trajectory
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.tracing.scope import current_scope
 from lightning_core.trainer.summary import Summary
-from lightning_core.types import Call, Metrics, Rollout, Trajectory
 from tests.backends.scripted import ScriptedBackend
 
 GROUP_SIZE, TASKS_PER_STEP = 4, 2

@@ -26,8 +26,8 @@ from lightning_core.backends.verl.learning import Learner
 from lightning_core.backends.verl.loss import mask_outputs
 from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
-from lightning_core.trajectories import Floats
-from lightning_core.types import Key
+from lightning_core.experience.trajectories import Floats
+from lightning_core.records.types import Key
 
 MICRO_TOKENS = 160
 """Tokens of a micro-batch, few enough that there are several; a longer reply has one of its own."""

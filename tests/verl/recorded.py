@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from lightning_core.backends.verl.rows import Row
-from lightning_core.trajectories import Floats
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.experience.trajectories import Floats
+from lightning_core.records.types import Key, Trajectory, Transition
 
 VOCABULARY = 300
 

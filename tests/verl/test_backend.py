@@ -30,8 +30,8 @@ from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.credit.base import assign
 from lightning_core.errors import EngineError, ModelError, TrainingError
+from lightning_core.records.types import Trajectory
 from lightning_core.trainer.demonstrations import encode_all
-from lightning_core.types import Trajectory
 from tests.backends.serving import Reply, as_transition, ask, plain_logprobs
 from tests.backends.test_constraints import sample as held
 from tests.verl.conftest import RATE, WARMUP

@@ -20,7 +20,7 @@ import ray
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.errors import BackendError, TrainingError
-from lightning_core.types import Trajectory
+from lightning_core.records.types import Trajectory
 from tests.backends.serving import as_transition, ask
 from tests.verl.test_backend import TOLERANCE, gap, insist, sample
 

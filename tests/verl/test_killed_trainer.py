@@ -18,8 +18,8 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 
 import psutil
 
+from lightning_core.records.types import Status
 from lightning_core.stores.sqlite import SqliteStore
-from lightning_core.types import Status
 from tests.verl.job import GROUP_SIZE, STALENESS, TASKS_PER_STEP
 from tests.verl.test_backend_killed import command_of
 

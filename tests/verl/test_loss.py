@@ -36,8 +36,8 @@ from lightning_core.backends.verl.loss import (
 from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, share
 from lightning_core.credit.base import assign
 from lightning_core.errors import TrainingError
-from lightning_core.trajectories import make_packs
-from lightning_core.types import Key, Trajectory
+from lightning_core.experience.trajectories import make_packs
+from lightning_core.records.types import Key, Trajectory
 from tests.backends.models import make_tokenizer
 from tests.verl.recorded import arrange, play, recorded_by, run, scatter, score
 

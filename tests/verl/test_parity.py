@@ -29,7 +29,7 @@ from lightning_core.backends.settings import Schedule, TrainingSettings
 from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.credit.base import assign
-from lightning_core.types import Key, Trajectory
+from lightning_core.records.types import Key, Trajectory
 from tests.backends.serving import serving
 from tests.backends.test_constraints import sample
 from tests.verl.recorded import arrange, play, recorded_by, score

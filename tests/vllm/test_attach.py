@@ -22,12 +22,12 @@ from lightning_core.backends.vllm.client import SOCKET, Piece
 from lightning_core.backends.vllm.dispatch import _write
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ConfigError, EngineError, GatewayError, UnsupportedError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.serving import serving, user
 
 

@@ -14,9 +14,9 @@ pytest.importorskip("vllm")
 
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import EngineError
 from lightning_core.runner.supervisor import descendants
-from lightning_core.upstream import ChatRequest
 from tests.backends.serving import Reply, ask, plain_logprobs
 from tests.vllm.network import Network
 from tests.vllm.weights import PROMPT, Servers, agrees, running, sent, until

@@ -20,13 +20,13 @@ from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.vllm.client import SOCKET
 from lightning_core.backends.vllm.server import VllmEngine
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
+from lightning_core.records.types import Demonstration, Rollout, Task
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import Demonstration, Rollout, Task
-from lightning_core.upstream import ChatRequest, Constraint
 from tests.backends.serving import ask, ask_all, plain_logprobs, serving, user
 from tests.backends.test_constraints import ADD, KINDS, PERSON, matches
 from tests.vllm.weights import PROMPT, Servers, running

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from lightning_core.json_text import DEPTH, JsonError, read_written, whole
+from lightning_core.texts.json_text import DEPTH, JsonError, read_written, whole
 
 EVERY: Final = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 """All types of JSON."""

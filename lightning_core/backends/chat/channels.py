@@ -13,7 +13,7 @@ from typing import Any, Final
 from lightning_core.backends.chat.reading import Schemas
 from lightning_core.backends.chat.tags import held_back
 from lightning_core.backends.chat.tool_calls import as_call
-from lightning_core.json_text import JsonError, read_written
+from lightning_core.texts.json_text import JsonError, read_written
 
 START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
 TAGS: Final = frozenset((START, CHANNEL, MESSAGE, CALL, "<|constrain|>", "<|end|>", "<|return|>"))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lightning_core.upstream import PLAIN, Shaping
+from lightning_core.dialects.upstream import PLAIN, Shaping
 
 if TYPE_CHECKING:
     from lightning_core.backends.chat.constraints import Matcher

@@ -51,10 +51,10 @@ from lightning_core.backends.chat.channels import CHANNEL, MESSAGE
 from lightning_core.backends.chat.forced import Calls, check_shape
 from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
 from lightning_core.backends.chat.trials import Trials
+from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ConstraintError, TrainingError, UnsupportedError
-from lightning_core.sequences import KEPT as KEPT_MASKS
-from lightning_core.sequences import read_masks
-from lightning_core.upstream import ChatRequest, Constraint
+from lightning_core.records.sequences import KEPT as KEPT_MASKS
+from lightning_core.records.sequences import read_masks
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -26,9 +26,9 @@ from jinja2.parser import Parser
 from lightning_core.backends.chat.encoding import Encoder
 from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
 from lightning_core.backends.chat.shapes import SHAPES, is_unusual, lost
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ContextLengthError, UnsupportedError
-from lightning_core.json_text import JsonError, read_written, whole
-from lightning_core.upstream import ChatRequest
+from lightning_core.texts.json_text import JsonError, read_written, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

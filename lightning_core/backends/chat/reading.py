@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from lightning_core.backends.chat.arguments import Literals, typed
-from lightning_core.json_text import JsonError, read_written
+from lightning_core.texts.json_text import JsonError, read_written
 
 Schemas = Mapping[str, Any]
 """The schema of each function's arguments, by its name."""

@@ -13,7 +13,7 @@ from lightning_core.backends.chat.channels import Channels
 from lightning_core.backends.chat.completion import Completion, CompletionRequest
 from lightning_core.backends.chat.tags import Thinking, held_back
 from lightning_core.backends.chat.tool_calls import ToolCalls
-from lightning_core.upstream import ChatRequest, Delta
+from lightning_core.dialects.upstream import ChatRequest, Delta
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,7 +9,7 @@ from lightning_core.backends.chat.forms import FORMS, OPENAI, Form, find_form, h
 from lightning_core.backends.chat.replies import Parts
 from lightning_core.backends.chat.tags import Thinking, find_thoughts
 from lightning_core.backends.chat.tool_calls import ToolCalls, schemas_of
-from lightning_core.upstream import ChatRequest
+from lightning_core.dialects.upstream import ChatRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

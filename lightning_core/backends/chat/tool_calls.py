@@ -10,7 +10,7 @@ from typing import Any
 from lightning_core.backends.chat.forms import HERMES, Form
 from lightning_core.backends.chat.reading import Schemas, read_first
 from lightning_core.backends.chat.tags import held_back
-from lightning_core.json_text import JsonError
+from lightning_core.texts.json_text import JsonError
 
 
 class ToolCalls:

@@ -22,9 +22,9 @@ from lightning_core.backends.chat.prompts import Prompts, make_room
 from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, TextStream, hidden_ids
 from lightning_core.backends.chat.speech import Speech
 from lightning_core.backends.chat.trials import LINES
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ContextLengthError, UnsupportedError
-from lightning_core.types import Demonstration
-from lightning_core.upstream import ChatRequest
+from lightning_core.records.types import Demonstration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

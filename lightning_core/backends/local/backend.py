@@ -40,7 +40,7 @@ from lightning_core.backends.local.versions import (
 )
 from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
-from lightning_core.types import Demonstration, Key, Trajectory
+from lightning_core.records.types import Demonstration, Key, Trajectory
 
 log = logging.getLogger(__name__)
 

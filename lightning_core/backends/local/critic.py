@@ -27,8 +27,8 @@ from lightning_core.backends.local.packing import Tensors, pass_tokens, recomput
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import TrainingSettings
 from lightning_core.errors import TrainingError, UnsupportedError
-from lightning_core.trajectories import Pack, make_packs
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.experience.trajectories import Pack, make_packs
+from lightning_core.records.types import Key, Trajectory, Transition
 
 WEIGHTS, MOMENTS = "weights.", "moments."
 COPIES = 4

@@ -22,7 +22,7 @@ from lightning_core.backends.local.decoder import Decoder, StateDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.errors import LightningError, ModelError
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.3}
 """Nats by which log-probabilities of a sequence may be apart, on average over its tokens.

@@ -30,8 +30,8 @@ from lightning_core.backends.local.packing import (
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import BETAS, TrainingSettings
 from lightning_core.errors import BackendError, TrainingError
-from lightning_core.trajectories import Pack, make_packs, report_merge, trained_transitions
-from lightning_core.types import Key, Trajectory
+from lightning_core.experience.trajectories import Pack, make_packs, report_merge, trained_transitions
+from lightning_core.records.types import Key, Trajectory
 
 logger = logging.getLogger(__name__)
 LEAST_TOKENS = 256

@@ -28,7 +28,7 @@ from lightning_core.backends.local.kernel import Flex, Heads, TreeKernel, compil
 from lightning_core.backends.local.model import FAMILIES, network_below, parameter_count
 from lightning_core.backends.local.sampling import mask_logits
 from lightning_core.backends.settings import SMALL
-from lightning_core.trajectories import Ints, Pack
+from lightning_core.experience.trajectories import Ints, Pack
 
 LOGITS_BYTES = 1 << 26
 """Most that the logits of one part of a pass take; they are made again for the gradient, part by part. A pass

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from lightning_core.backends.chat.completion import Completion, SamplingOptions
 from lightning_core.backends.chat.constraints import Matcher, Words, penalties
 from lightning_core.errors import ConstraintError
-from lightning_core.sequences import pack_mask
+from lightning_core.records.sequences import pack_mask
 
 BELOW_ONE = 1.0 - 2.0**-20
 """Keeps a point below the last cumulative sum in float32, where 0.99999999 would round to 1."""

@@ -24,7 +24,7 @@ from lightning_core.backends.local.caches import (
 )
 from lightning_core.backends.local.memory import TokenRun
 from lightning_core.backends.local.packing import make_batches
-from lightning_core.sequences import spell
+from lightning_core.records.sequences import spell
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.vllm.server import ServerOptions, VllmEngine
 from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
-from lightning_core.types import Demonstration, Key, Trajectory
+from lightning_core.records.types import Demonstration, Key, Trajectory
 
 if TYPE_CHECKING:
     from lightning_core.backends.verl.cluster import Cluster

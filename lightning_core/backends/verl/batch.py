@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lightning_core.backends.verl.rows import SPAN, Row, join_spans
 from lightning_core.errors import TrainingError
-from lightning_core.trajectories import Floats
+from lightning_core.experience.trajectories import Floats
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

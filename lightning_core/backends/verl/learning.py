@@ -26,8 +26,8 @@ from lightning_core.backends.verl.loss import (
 from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, report_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, TrainingError
-from lightning_core.trajectories import Floats
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.experience.trajectories import Floats
+from lightning_core.records.types import Key, Trajectory, Transition
 
 if TYPE_CHECKING:
     from lightning_core.backends.verl.cluster import Cluster

@@ -29,7 +29,7 @@ from lightning_core.backends.chat.constraints import Grammars, penalties
 from lightning_core.backends.verl.batch import GRAMMARS, fields, flat, parents_of
 from lightning_core.backends.verl.rows import Row
 from lightning_core.errors import TrainingError
-from lightning_core.trajectories import Floats
+from lightning_core.experience.trajectories import Floats
 
 METRICS = "lightning"
 """The one name that all our metrics go back under: verl wants the same names from each rank, and a rank with

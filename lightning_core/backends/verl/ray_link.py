@@ -23,7 +23,7 @@ from lightning_core.backends.verl.guard import set_guard
 from lightning_core.backends.verl.resources import COLOCATED, check_free, groups, unreachable
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError
-from lightning_core.masking import is_secret
+from lightning_core.texts.masking import is_secret
 
 ALIVE_SECONDS: Final = 30.0
 """How long an actor may take to say that it lives."""

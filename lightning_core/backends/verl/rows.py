@@ -22,15 +22,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_core.sequences import join, spell
-from lightning_core.trajectories import (
+from lightning_core.experience.trajectories import (
     Floats,
     MergeReport,
     check_tokens,
     find_unmerged,
     trained_transitions,
 )
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.records.sequences import join, spell
+from lightning_core.records.types import Key, Trajectory, Transition
 
 Tokens = NDArray[np.uint32]
 Spans = NDArray[np.void]

@@ -18,8 +18,8 @@ import aiohttp
 import orjson
 
 from lightning_core.backends.chat.completion import Completion
+from lightning_core.dialects.upstream import Shaping
 from lightning_core.errors import EngineError
-from lightning_core.upstream import Shaping
 
 PROBE_SECONDS = 5.0
 """How long a server that starts may take to answer /health."""

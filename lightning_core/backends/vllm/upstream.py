@@ -19,9 +19,9 @@ from lightning_core.backends.chat.upstream import ChatModel, ChatUpstream
 from lightning_core.backends.meter import Meter
 from lightning_core.backends.vllm.client import Client, check_server
 from lightning_core.backends.vllm.dispatch import Dispatcher, Pool, Revive, Rules
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ConfigError, GatewayError, UnsupportedError
 from lightning_core.loop_thread import LoopThread
-from lightning_core.upstream import ChatRequest
 
 T = TypeVar("T")
 PER_SLOT = 2

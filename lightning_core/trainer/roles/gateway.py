@@ -22,15 +22,15 @@ from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.gateway.naming import CONFIG
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.versions import Embedded, VersionedUpstream, VersionRegistry
-from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.prompts import PinnedPrompts
+from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store
+from lightning_core.stores.heartbeat import Heartbeat, make_member
+from lightning_core.stores.versions import POLICY, find_current, get_version
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
-from lightning_core.types import ResourceVersion, Run
-from lightning_core.versions import POLICY, find_current, get_version
 
 WEIGHTS_SECONDS = 0.5
 """Between two looks for the weights of a run that has just begun."""

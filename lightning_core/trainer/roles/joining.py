@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lightning_core.errors import ConfigError
-from lightning_core.heartbeat import BEAT_SECONDS, find_living
+from lightning_core.records.types import Run
 from lightning_core.stores.base import Store
-from lightning_core.types import Run
+from lightning_core.stores.heartbeat import BEAT_SECONDS, find_living
 
 log = logging.getLogger(__name__)
 

@@ -14,20 +14,20 @@ from typing import Any
 
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.tokens import Tokens, expiry
-from lightning_core.heartbeat import Heartbeat, make_member
 from lightning_core.plugins import load_plugins
 from lightning_core.prompts import PinnedPrompts
+from lightning_core.records.types import Attempt, Rollout, Run
 from lightning_core.runner.config import RECORDED, RolloutConfig, read_config
 from lightning_core.runner.gateways import Gateways
 from lightning_core.runner.ray_workers import Workers
 from lightning_core.runner.runner import Runner
 from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
+from lightning_core.stores.heartbeat import Heartbeat, make_member
 from lightning_core.tracing.scope import Scope
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
 from lightning_core.trainer.settings import Settings
-from lightning_core.types import Attempt, Rollout, Run
 
 
 def rollout_config(settings: Settings, solve: Callable[..., Any]) -> RolloutConfig:

@@ -12,12 +12,12 @@ from myframework import Agent
 from openai import AsyncOpenAI
 
 import lightning_core
+from lightning_core.records.types import ToolEvent
 from lightning_core.testing.conformance import *  # noqa: F403
 from lightning_core.testing.conformance import Framework, TeamMember
 from lightning_core.testing.server import serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import ToolEvent
 
 
 class MyFramework(Framework):

@@ -16,12 +16,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import UNNAMED, ToolEvent
 from lightning_core.testing.readme import run_example
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import UNNAMED, ToolEvent
 from plugins.agent_framework.tests.apps import CALLS, Build, Kit, enter
 
 ROLLOUTS = 8

@@ -18,9 +18,9 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import attach, detach
 from openai import AsyncOpenAI, OpenAI
 
+from lightning_core.records.types import UNNAMED
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import agent, rollout_scope
-from lightning_core.types import UNNAMED
 from plugins.autogen.tests import apps
 from plugins.autogen.tests.apps import Kit, Plain
 from plugins.autogen.tests.playing import ENTRANCES, ROLLOUTS, Entrance, enter, expect, play, scope_at

@@ -13,9 +13,9 @@ from openai import AsyncOpenAI
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
+from lightning_core.records.types import UNNAMED, Span
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import UNNAMED, Span
 from plugins.autogen.tests import apps
 from plugins.autogen.tests.apps import Kit
 from plugins.autogen.tests.playing import ENTRANCES, ROLLOUTS, Entrance, expect, play, rollout, scope_at

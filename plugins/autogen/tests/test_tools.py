@@ -18,9 +18,9 @@ from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from lightning_autogen import attach, detach
 
+from lightning_core.records.types import ToolEvent
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import ToolEvent
 from plugins.autogen.tests import apps
 from plugins.autogen.tests.apps import Kit
 from plugins.autogen.tests.playing import ENTRANCES, ROLLOUTS, Entrance, enter, open_client, scope_at

@@ -11,8 +11,8 @@ from crewai.flow.flow import Flow, and_, listen, start
 from crewai.tools import BaseTool, tool
 from pydantic import BaseModel
 
+from lightning_core.records.types import UNNAMED
 from lightning_core.testing.truth import mark
-from lightning_core.types import UNNAMED
 
 App = Any
 Api = Literal["completions", "responses"]

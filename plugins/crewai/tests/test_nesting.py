@@ -16,11 +16,11 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import UNNAMED
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import agent, rollout_scope
-from lightning_core.types import UNNAMED
 from plugins.crewai.tests import apps
 from plugins.crewai.tests.apps import Kit
 from plugins.crewai.tests.playing import ENTRANCES, Entrance, enter, expect, play, scope_at

@@ -12,11 +12,11 @@ from google.adk.runners import InMemoryRunner
 from lightning_google_adk import attach, detach
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import ToolEvent
 from lightning_core.testing.readme import run_example
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import ToolEvent
 from plugins.google_adk.tests.apps import CALLS, Build, Kit, enter, look_up, transfer
 
 ROLLOUTS = 8

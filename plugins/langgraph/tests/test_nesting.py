@@ -17,10 +17,10 @@ from langgraph.graph import END, START, StateGraph
 from lightning_langgraph import LightningCallback
 from openai import OpenAI
 
+from lightning_core.records.types import UNNAMED
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import agent, current_scope, rollout_scope
-from lightning_core.types import UNNAMED
 from plugins.langgraph.tests import apps
 from plugins.langgraph.tests.apps import State, prompt
 from plugins.langgraph.tests.playing import ENTRANCES, ROLLOUTS, expect, given, play, scope_at

@@ -22,10 +22,10 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from lightning_langgraph import LightningCallback
 
 import lightning_core
+from lightning_core.records.types import ToolEvent
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import ToolEvent
 from plugins.langgraph.tests import apps
 from plugins.langgraph.tests.playing import given, scope_at
 

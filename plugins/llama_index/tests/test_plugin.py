@@ -13,11 +13,11 @@ from llama_index.llms.openai_like import OpenAILike
 from openai import DefaultAsyncHttpxClient
 
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import UNNAMED, ToolEvent
 from lightning_core.testing.readme import run_example
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import UNNAMED, ToolEvent
 from plugins.llama_index.tests.apps import CALLS, Build, Kit, enter, handoffs, look_up
 
 ROLLOUTS = 8

@@ -26,10 +26,10 @@ from agents import (
 )
 from openai import OpenAI
 
+from lightning_core.records.types import UNNAMED
 from lightning_core.testing.server import GatewayDouble
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import agent, current_scope, rollout_scope
-from lightning_core.types import UNNAMED
 from plugins.openai_agents.tests import tracing
 from plugins.openai_agents.tests.apps import CALLS, look_up, member
 from plugins.openai_agents.tests.playing import DIALECTS, ENTRANCES, arun, expect, open_model, play, scope_at

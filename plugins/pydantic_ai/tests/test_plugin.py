@@ -17,12 +17,12 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 import lightning_core
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import UNNAMED, ToolEvent
 from lightning_core.testing.readme import run_example
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import UNNAMED, ToolEvent
 
 ROLLOUTS = 16
 

@@ -14,12 +14,12 @@ from smolagents import CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 import lightning_core
 from lightning_core.plugins import load_plugins
+from lightning_core.records.types import UNNAMED, ToolEvent
 from lightning_core.testing.readme import run_example
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.openai_sdk import instrument
 from lightning_core.tracing.scope import Scope, rollout_scope
-from lightning_core.types import UNNAMED, ToolEvent
 
 ROLLOUTS = 8
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from lightning_core.records.types import UNNAMED, Who
 from lightning_core.tracing.scope import enter_order
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import UNNAMED, Who
 
 FRAMEWORK = "myframework"
 T = TypeVar("T")

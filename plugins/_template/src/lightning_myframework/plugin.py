@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from lightning_core.hookspecs import hookimpl
-from lightning_core.types import Who
+from lightning_core.records.types import Who
 from lightning_myframework.adapter import attach, current
 
 

@@ -15,8 +15,8 @@ from agent_framework import FunctionTool, MiddlewareTermination, RawAgent, _tool
 from agent_framework.exceptions import UserInputRequiredException
 
 from lightning_agent_framework import adapter, working
+from lightning_core.records.types import UNNAMED
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import UNNAMED
 
 _INVALID: Any = getattr(_tools, "_FunctionArgumentValidationError", ())
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightning_autogen.attaching import attach, install, takes
 from lightning_autogen.steps import current_step, find_host
 from lightning_core.hookspecs import hookimpl
-from lightning_core.types import Who
+from lightning_core.records.types import Who
 
 
 @hookimpl

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_autogen.tools import Tools
+from lightning_core.records.types import Who
 from lightning_core.tracing.scope import enter_order
-from lightning_core.types import Who
 
 FRAMEWORK = "autogen"
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -15,8 +15,8 @@ import sys
 import time
 from typing import Any
 
+from lightning_core.records.types import ToolErrorType
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import ToolErrorType
 
 
 class Tools:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_core.hookspecs import hookimpl
-from lightning_core.types import Who
+from lightning_core.records.types import Who
 from lightning_crewai.attaching import attach, install, takes
 from lightning_crewai.steps import current_step
 

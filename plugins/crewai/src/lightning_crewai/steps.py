@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_core.records.types import Who
 from lightning_core.tracing.scope import enter_order
-from lightning_core.types import Who
 from lightning_crewai.naming import FRAMEWORK, agent_name
 
 

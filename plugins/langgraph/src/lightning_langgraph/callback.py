@@ -8,9 +8,9 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 
+from lightning_core.records.types import UNNAMED, Who
 from lightning_core.tracing.routing import innermost
 from lightning_core.tracing.scope import current_agent
-from lightning_core.types import UNNAMED, Who
 from lightning_langgraph.runs import Runs
 from lightning_langgraph.tools import Tools
 

@@ -11,7 +11,7 @@ from langchain_core.messages import ToolMessage
 from langchain_core.messages.tool import ToolOutputMixin
 from pydantic import ValidationError
 
-from lightning_core.types import ToolErrorType
+from lightning_core.records.types import ToolErrorType
 
 
 def tool_messages(output: Any) -> Iterator[ToolMessage]:

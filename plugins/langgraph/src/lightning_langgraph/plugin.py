@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from lightning_core.hookspecs import hookimpl
+from lightning_core.records.types import Who
 from lightning_core.tracing.importing import once_imported
-from lightning_core.types import Who
 from lightning_langgraph.runs import innermost
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from lightning_core.records.types import Who
 from lightning_core.tracing.scope import enter_order
-from lightning_core.types import Who
 from lightning_langgraph.naming import (
     OWNER,
     UNNAMED_AGENT,

@@ -21,8 +21,8 @@ from uuid import UUID
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.messages.tool import ToolOutputMixin
 
+from lightning_core.records.types import ToolErrorType
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import ToolErrorType
 from lightning_langgraph.outcomes import error_kind, is_unfinished, offered_in, same_arguments, tool_messages
 from lightning_langgraph.runs import FRAMEWORK, Runs
 

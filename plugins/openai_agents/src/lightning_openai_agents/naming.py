@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_core.records.types import Who
 from lightning_core.tracing.routing import innermost
 from lightning_core.tracing.scope import enter_order
-from lightning_core.types import Who
 
 FRAMEWORK = "openai_agents"
 _NOTE = "_lightning_who"

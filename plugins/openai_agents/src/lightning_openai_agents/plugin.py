@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_core.hookspecs import hookimpl
-from lightning_core.types import Who
+from lightning_core.records.types import Who
 from lightning_openai_agents.installing import attach, find_sdk, install, is_installed, uninstall
 from lightning_openai_agents.naming import find_who
 

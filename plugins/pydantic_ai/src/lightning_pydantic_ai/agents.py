@@ -15,8 +15,8 @@ from pydantic_ai.exceptions import ApprovalRequired, CallDeferred
 from pydantic_ai.models import Model
 from pydantic_ai.models.wrapper import WrapperModel
 
+from lightning_core.records.types import UNNAMED
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import UNNAMED
 from lightning_pydantic_ai import adapter, working
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from smolagents.agents import MultiStepAgent, ToolCallingAgent
 
+from lightning_core.records.types import UNNAMED
 from lightning_core.tracing.tools import report_tool
-from lightning_core.types import UNNAMED
 from lightning_smolagents import adapter, working
 
 _ids: ContextVar[dict[tuple[str, str], deque[str]]] = ContextVar("lightning_smolagents_ids")

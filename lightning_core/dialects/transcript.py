@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from lightning_core.dialects import get_dialect
 from lightning_core.dialects.lenient import Message, Part, as_text, read_message
-from lightning_core.types import Call
+from lightning_core.records.types import Call
 
 SERVED = "policy"
 """The name that the docs give to whatever is served."""

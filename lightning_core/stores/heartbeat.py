@@ -19,8 +19,8 @@ from typing import Self
 from pydantic import JsonValue
 
 from lightning_core.errors import ConfigError, StoreError
+from lightning_core.records.types import Member, Role
 from lightning_core.stores.base import Store
-from lightning_core.types import Member, Role
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from lightning_core.masking import is_secret, mask, masked, without_password
+from lightning_core.texts.masking import is_secret, mask, masked, without_password
 
 
 @pytest.mark.parametrize(

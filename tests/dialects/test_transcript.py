@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects.responses import Responses
 from lightning_core.dialects.tools import CALLS, OUTPUTS
-from lightning_core.transcript import answerer, prompt, replies, text, tokens_read, tokens_written
-from lightning_core.types import Call, Choice
+from lightning_core.dialects.transcript import answerer, prompt, replies, text, tokens_read, tokens_written
+from lightning_core.records.types import Call, Choice
 
 
 def call(request: dict[str, Any] | None = None, *choices: Choice, **fields: Any) -> Call:

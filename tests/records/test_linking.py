@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.linking import inherit_agents, link
-from lightning_core.types import Call, Choice, Span, ToolEvent
+from lightning_core.records.linking import inherit_agents, link
+from lightning_core.records.types import Call, Choice, Span, ToolEvent
 
 TIMES: dict[str, Any] = {"started_at": 1.0, "ended_at": 2.0}
 

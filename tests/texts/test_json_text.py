@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from lightning_core.json_text import DEPTH, JsonError, read_json, read_written, whole
+from lightning_core.texts.json_text import DEPTH, JsonError, read_json, read_written, whole
 
 
 def nested(depth: int, inside: Any = None) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lightning_core.credit.branches import branches
 from lightning_core.errors import TrainingError
-from lightning_core.trajectories import (
+from lightning_core.experience.trajectories import (
     ABSENT,
     CHANGED,
     STOP_CHANGED,
@@ -25,7 +25,7 @@ from lightning_core.trajectories import (
     report_merge,
     trained_transitions,
 )
-from lightning_core.types import Trajectory, Transition
+from lightning_core.records.types import Trajectory, Transition
 
 
 def call(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lightning_core.errors import NotFoundError, StoreError
+from lightning_core.records.types import ResourceVersion
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.types import ResourceVersion
-from lightning_core.versions import choose, find_current, get_prompt, list_choices, put_prompt
+from lightning_core.stores.versions import choose, find_current, get_prompt, list_choices, put_prompt
 
 
 async def test_the_prompt_put_last_is_current_and_one_can_go_back() -> None:

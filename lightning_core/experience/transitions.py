@@ -9,19 +9,18 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from lightning_core.dialects.transcript import observation
 from lightning_core.errors import TokenIdsError
-from lightning_core.linking import in_order, link_rewards
-from lightning_core.returns import (
+from lightning_core.experience.returns import (
     comparable,
     counted_failures,
     counted_rewards,
     final_rewards,
     with_lowest,
 )
-from lightning_core.sequences import as_ids, as_logprobs
-from lightning_core.stores.rules import answering
-from lightning_core.transcript import observation
-from lightning_core.types import Call, Reward, Rollout, Trajectory, Transition
+from lightning_core.records.linking import answering, in_order, link_rewards
+from lightning_core.records.sequences import as_ids, as_logprobs
+from lightning_core.records.types import Call, Reward, Rollout, Trajectory, Transition
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Which call a tool run, a span or a reward belongs to, and which agent a span: by ids, never by time.
+"""Links by ids, never by time: a tool run, a span or a reward and its call, tries and their one call.
 
 Pure functions over what a rollout recorded, so that it does not matter which arrived first. They are
 applied when the records are read: an exporter sends a span when it ends, so children arrive before the
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Final
 
-from lightning_core.types import Call, Event, Reward, Span, ToolEvent
+from lightning_core.records.types import Call, Event, Reward, Span, ToolEvent
 
 AGENT_NAME = "gen_ai.agent.name"
 """The attribute in which GenAI spans keep the name of the agent at work."""
@@ -23,6 +24,8 @@ SERVICE_NAME = "service.name"
 """The attribute in which a span that came from the app keeps its program's name, that of its resource."""
 SCOPE_NAME = "otel.scope.name"
 """The attribute in which it keeps the name of its instrumentation."""
+_KEPT_OF_ID: Final = 256
+"""Characters of a call's id that stay when it gets an id of its own."""
 
 _Ids = defaultdict[tuple[str | None, str], dict[str, Call]]
 """Calls by (rollout, id in the reply), then by their own ids."""
@@ -147,3 +150,28 @@ def _find_agent(place: _Place, spans: dict[_Place, Span], known: dict[_Place, st
 
 def _place(span: Span, span_id: str) -> _Place:
     return span.rollout_id, span.trace_id, span_id
+
+
+def under_own_id(call: Call) -> Call:
+    """The call under an id of its own, as another has the id it came with. The new id follows from what was
+    sampled, so it is the same if the call is stored again."""
+    sampled = call.started_at, call.ended_at, call.prompt_ids, [one.completion_ids for one in call.choices]
+    digest = blake2b(repr(sampled).encode(), digest_size=8).hexdigest()
+    return call.model_copy(update={"id": f"{call.id[:_KEPT_OF_ID]}.{digest}"})
+
+
+def answering(calls: Sequence[Call]) -> list[Call]:
+    """The calls without those whose reply was lost on its way, so that the client sent them again: of
+    completed tries of one call, the last that began is the one whose reply the app has.
+
+    A try that its client gave up and that was read late may begin after it; then that one is taken for it.
+    """
+    known = {call.id: call for call in calls if call.status == "completed"}
+    last: dict[str, Call] = {}
+    for call in known.values():
+        first = call.id.rpartition(".")[0]
+        if first not in known or under_own_id(call.model_copy(update={"id": first})).id != call.id:
+            first = call.id
+        last[first] = max(last.get(first, call), call, key=lambda each: each.started_at)
+    kept = {call.id for call in last.values()}
+    return [call for call in calls if call.status != "completed" or call.id in kept]

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from lightning_core.errors import NotFoundError, StoreError
+from lightning_core.records.types import ResourceVersion
 from lightning_core.stores.base import Store
-from lightning_core.types import ResourceVersion
 
 POLICY: Final = "policy"
 """The name of the weights under training."""

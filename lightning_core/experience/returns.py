@@ -11,8 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_core.errors import ConfigError
-from lightning_core.linking import in_order
-from lightning_core.types import REWARD_RANGE, Attempt, Call, Reward, Rollout, Status, Trajectory, is_reward
+from lightning_core.records.linking import in_order
+from lightning_core.records.types import (
+    REWARD_RANGE,
+    Attempt,
+    Call,
+    Reward,
+    Rollout,
+    Status,
+    Trajectory,
+    is_reward,
+)
 
 
 def total_return(trajectory: Trajectory, agent: str) -> float:

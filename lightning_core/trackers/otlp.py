@@ -28,12 +28,12 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from lightning_core import __version__, transcript
-from lightning_core.dialects import get_dialect
+from lightning_core import __version__
+from lightning_core.dialects import get_dialect, transcript
 from lightning_core.errors import ConfigError, ExportError
-from lightning_core.linking import AGENT_NAME, RESPONSE_ID, SCOPE_NAME, SERVICE_NAME, TOOL_CALL_ID
-from lightning_core.trace import Node, Trace
-from lightning_core.types import Call, Reward, Rollout, Span, ToolEvent
+from lightning_core.insight.trace import Node, Trace
+from lightning_core.records.linking import AGENT_NAME, RESPONSE_ID, SCOPE_NAME, SERVICE_NAME, TOOL_CALL_ID
+from lightning_core.records.types import Call, Reward, Rollout, Span, ToolEvent
 
 UNKNOWN_SERVICE = "unknown_service"
 """OpenTelemetry's name for a program without a name."""

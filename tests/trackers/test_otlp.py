@@ -17,9 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from lightning_core.errors import ConfigError, ExportError
-from lightning_core.otlp import OtlpCollector, to_spans
-from lightning_core.trace import Trace, build
-from lightning_core.types import Call, Choice, Event, Reward, Rollout, Span, Status, Task, ToolEvent
+from lightning_core.insight.trace import Trace, build
+from lightning_core.records.types import Call, Choice, Event, Reward, Rollout, Span, Status, Task, ToolEvent
+from lightning_core.trackers.otlp import OtlpCollector, to_spans
 from tests.gateway.conftest import open_house
 
 AT: dict[str, Any] = {"rollout_id": "r1", "attempt": 1, "agent": "writer"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_core.insight.trace import Node, Trace, build, read_traces
+from lightning_core.records.types import Call, Choice, Event, Reward, Rollout, Span, Task, ToolEvent
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.trace import Node, Trace, build, read_traces
-from lightning_core.types import Call, Choice, Event, Reward, Rollout, Span, Task, ToolEvent
 
 ROLLOUT = Rollout(id="r", run_id="run", task=Task(input={"q": 1}), group_id="g", step=0)
 

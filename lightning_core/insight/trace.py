@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lightning_core.linking import RESPONSE_ID, TOOL_CALL_ID, inherit_agents, link, link_rewards
-from lightning_core.returns import with_final
+from lightning_core.experience.returns import with_final
+from lightning_core.records.linking import RESPONSE_ID, TOOL_CALL_ID, inherit_agents, link, link_rewards
+from lightning_core.records.types import Call, Event, Reward, Rollout, Span, ToolEvent
 from lightning_core.stores.base import Store
-from lightning_core.types import Call, Event, Reward, Rollout, Span, ToolEvent
 
 Item = Call | ToolEvent | Span | Reward
 Place = tuple[str, str]

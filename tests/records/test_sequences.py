@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_core.errors import TokenIdsError
-from lightning_core.sequences import as_ids, as_logprobs, common, join, spell
+from lightning_core.records.sequences import as_ids, as_logprobs, common, join, spell
 
 ids = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1)), max_size=6)
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
-from lightning_core.sequences import common, join, prefixes, spell
-from lightning_core.types import Key, Trajectory, Transition
+from lightning_core.records.sequences import common, join, prefixes, spell
+from lightning_core.records.types import Key, Trajectory, Transition
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -1,0 +1,1 @@
+"""Records: the values that are stored, and which of them belong together."""
