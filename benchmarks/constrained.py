@@ -27,12 +27,12 @@ from transformers import PreTrainedTokenizerBase
 from benchmarks.engine import CONTEXT, Load, make_engine, make_load, speed
 from benchmarks.report import Row, publish
 from benchmarks.shapes import random_qwen3
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.chat.constraints import Grammars
-from lightning_core.backends.chat.folder import find_source, load_tokenizer
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.decoder import LlamaDecoder
 from lightning_core.backends.local.engine import Engine
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
+from lightning_core.backends.serving.constraints import Grammars
+from lightning_core.backends.weights.sources import find_source, load_tokenizer
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 
 BATCH = 32

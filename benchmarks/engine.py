@@ -32,12 +32,12 @@ from transformers import PreTrainedModel
 
 from benchmarks.report import Row, publish
 from benchmarks.shapes import STATE_FAMILIES, random_qwen3, random_state_network
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder, StateDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
-from lightning_core.backends.local.model import parameter_count
 from lightning_core.backends.local.tuning import kv_shape
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
+from lightning_core.backends.weights.model import parameter_count
 
 CONTEXT = 512
 

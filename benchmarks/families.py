@@ -23,14 +23,15 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.local.attention import takes_plans
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import Model, make_ready, parameter_count
+from lightning_core.backends.local.model import make_ready
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.versions import make_engine
 from lightning_core.backends.settings import TrainingSettings
+from lightning_core.backends.weights.model import Model, parameter_count
+from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.errors import LightningError, ModelError
 
 RECORD = Path(__file__).parent / "results" / "families.json"

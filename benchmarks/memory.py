@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lightning_core as lightning
-from lightning_core.backends.chat.folder import find_source
+from lightning_core.backends.weights.sources import find_source
 
 GIB = 1 << 30
 ROWS: Mapping[str, tuple[str, bool]] = {

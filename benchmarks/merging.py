@@ -18,11 +18,11 @@ from benchmarks.report import Row, publish
 from benchmarks.shapes import VOCABULARY, random_qwen3
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.local.attention import use_plans
-from lightning_core.backends.local.model import Model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.packing import PACK_TOKENS
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import TrainingSettings
+from lightning_core.backends.weights.model import Model
 from lightning_core.records.types import Trajectory, Transition
 
 PROMPT, SAMPLED, OBSERVED, GROUP = 100, 25, 25, 8

@@ -294,7 +294,7 @@ def main() -> None:
     import importlib.util
 
     from benchmarks.report import Row, publish
-    from lightning_core.backends.chat.folder import find_source
+    from lightning_core.backends.weights.sources import find_source
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -21,7 +21,7 @@ from lightning_core.gateway.tokens import Tokens
 from lightning_core.records.types import ResourceVersion, Run
 
 if TYPE_CHECKING:
-    from lightning_core.backends.chat.encoding import Encoder
+    from lightning_core.backends.serving.encoding import Encoder
 
 RUN = Run(id="run", config={"model": "tiny"})
 TRAINED = ("writer",)

@@ -17,19 +17,20 @@ from transformers import PreTrainedModel
 from benchmarks.one_gpu.models import SHAPES, SHIPPED, Where, random_network
 from benchmarks.one_gpu.rows import Rows
 from lightning_core.algorithms.base import Algorithm, Entries
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.chat.folder import find_source, load_tokenizer
 from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.exactness import plain_logprobs
 from lightning_core.backends.local.kernel import Heads, compiled
-from lightning_core.backends.local.model import Model, make_ready
+from lightning_core.backends.local.model import make_ready
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.packed import DecodeSteps, PackedMemory
 from lightning_core.backends.local.packing import TreePlan
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.tuning import kv_shape
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.settings import TrainingSettings
+from lightning_core.backends.weights.model import Model
+from lightning_core.backends.weights.sources import find_source, load_tokenizer
 from lightning_core.experience.trajectories import trained_transitions
 from lightning_core.records.types import Key, Trajectory, Transition
 

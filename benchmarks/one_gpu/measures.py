@@ -16,15 +16,16 @@ from benchmarks.engine import Load, run_engine, run_generate
 from benchmarks.one_gpu.models import SHIPPED, Where, open_model
 from benchmarks.one_gpu.rows import Rows
 from lightning_core.algorithms.policy_gradient import GRPO
-from lightning_core.backends.chat.folder import find_source
 from lightning_core.backends.local.decoder import make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
-from lightning_core.backends.local.model import Model, memory_bytes, parameter_count
+from lightning_core.backends.local.model import memory_bytes
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.local.versions import GPU_PREFILL, PREFIX_TOKENS
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
+from lightning_core.backends.weights.model import Model, parameter_count
+from lightning_core.backends.weights.sources import find_source
 from lightning_core.records.types import Trajectory, Transition
 
 GROUP = 8

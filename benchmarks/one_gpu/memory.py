@@ -14,11 +14,11 @@ from benchmarks.one_gpu.checks import as_model, check, ready, reinforce
 from benchmarks.one_gpu.measures import clear, make_batch
 from benchmarks.one_gpu.models import SHIPPED, Where
 from benchmarks.one_gpu.rows import Rows
-from lightning_core.backends.chat.folder import find_source
-from lightning_core.backends.local.model import parameter_count
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import TrainingSettings
+from lightning_core.backends.weights.model import parameter_count
+from lightning_core.backends.weights.sources import find_source
 
 STATE = 12
 """Bytes of a parameter's gradient and moments: those are needed however small a pass is."""

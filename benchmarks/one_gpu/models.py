@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lightning_core.backends.chat.folder import find_source, load_tokenizer
-from lightning_core.backends.local.model import Model, load_model, make_ready
+from lightning_core.backends.local.model import load_model, make_ready
+from lightning_core.backends.weights.model import Model
+from lightning_core.backends.weights.sources import find_source, load_tokenizer
 
 SHIPPED = "tiny"
 QWEN3: Mapping[str, Any] = {

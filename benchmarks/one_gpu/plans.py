@@ -15,8 +15,8 @@ from benchmarks.one_gpu.models import CONTEXT, QWEN3, SHAPES
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.local.preflight import Card, estimate
 from lightning_core.backends.local.versions import LocalSettings
-from lightning_core.backends.preflight import measure
 from lightning_core.backends.settings import LoraOptions
+from lightning_core.backends.weights.sizes import measure
 
 CARDS = (16, 24, 48, 80)
 """GB of memory, as they are sold."""

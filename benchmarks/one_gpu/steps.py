@@ -20,7 +20,7 @@ import httpx
 import lightning_core as lightning
 from benchmarks.one_gpu.models import SHIPPED, Where, random_network
 from benchmarks.one_gpu.rows import Missing, Rows
-from lightning_core.backends.chat.folder import load_tokenizer
+from lightning_core.backends.weights.sources import load_tokenizer
 from lightning_core.records.types import Metrics, Run
 from lightning_core.stores.sqlite import SqliteStore
 

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.preflight import RunPlan
+from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.dialects.upstream import Upstream
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
@@ -22,18 +23,6 @@ class Batch:
     step: int
     trajectories: tuple[Trajectory, ...]
     """Only transitions that are trained and have an advantage carry loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorChange:
-    """How far one tensor moved between two versions of the weights."""
-
-    name: str
-    relative: float | None
-    """Length of the difference as a share of the length before; None if only one version has it, or in
-    another shape."""
-    size: int
-    """Numbers in it."""
 
 
 class Backend(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.folders import replacing
+from lightning_core.backends.weights.folders import replacing
 from lightning_core.dialects.upstream import ChatRequest, Generation
 from lightning_core.errors import ApiError, UnsupportedError
 

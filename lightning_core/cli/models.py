@@ -19,7 +19,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from lightning_core.backends.base import Backend, TensorChange, check_versions
+from lightning_core.backends.base import Backend, check_versions
+from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.cli.rollouts import open_run, reading
 from lightning_core.cli.runs import describe_age
 from lightning_core.errors import ConfigError

@@ -159,7 +159,7 @@ class Generation(Protocol):
     prompt_ids: list[int]
     grammar: str | None
     """The request's constraint as one text, by which its masks can be made again from the recorded ids alone
-    (`backends.chat.constraints`); None for a request without one."""
+    (`backends.serving.constraints`); None for a request without one."""
 
     @property
     def policy_version(self) -> int:

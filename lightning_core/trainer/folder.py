@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
-from lightning_core.backends.folders import recover, tidy
+from lightning_core.backends.weights.folders import recover, tidy
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.credentials import from_folder
 from lightning_core.texts.masking import without_password

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend, check_backend
-from lightning_core.backends.preflight import Check, Disk, RunPlan, gib, trial
+from lightning_core.backends.preflight import Check, RunPlan, gib, trial
+from lightning_core.backends.weights.sizes import Disk
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins

@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any, cast
 
 from lightning_core.backends.base import Backend
-from lightning_core.backends.folders import replacing
+from lightning_core.backends.weights.folders import replacing
 from lightning_core.records.types import ResourceVersion, Status, Trajectory
 from lightning_core.stores.base import Store
 from lightning_core.stores.versions import (

@@ -19,7 +19,7 @@ from examples.sql.execution import describe_schema, open_database
 from examples.sql.prompts import write_prompt
 from examples.sql.reward import execution_match
 from examples.sql.tasks import load_tasks
-from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.weights.sources import tiny_folder
 from recipes.answering import answer
 from recipes.command import read_options, train_in_sight
 from recipes.promptable.corpus import demonstrate

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from examples.rag.app import MAX_TURNS, agent
 from examples.rag.library import Library
 from examples.rag.reward import answer_reward
-from lightning_core.backends.chat.tool_calls import ToolCalls
+from lightning_core.backends.serving.tool_calls import ToolCalls
 from recipes.answering import answer
 from recipes.rag.corpus import TOOLS, Messages
 

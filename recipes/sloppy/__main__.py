@@ -16,7 +16,7 @@ from examples.sql.app import clean_sql
 from examples.sql.execution import describe_schema, open_database, run_query
 from examples.sql.prompts import write_prompt
 from examples.sql.tasks import load_tasks
-from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.weights.sources import tiny_folder
 from recipes.answering import answer
 from recipes.command import read_options, train_in_sight
 from recipes.sloppy.card import write_card

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from lightning_core.backends.chat.constraints import Grammars, penalties
+from lightning_core.backends.serving.constraints import Grammars, penalties
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 
 UNFINISHED = object()

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch, TensorChange, check_loss
-from lightning_core.backends.folders import replacing
+from lightning_core.backends.base import Batch, check_loss
 from lightning_core.backends.preflight import RunPlan
+from lightning_core.backends.weights.folders import replacing
+from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ModelError
 from lightning_core.records.types import Demonstration, Key, Trajectory

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_core.backends.chat import constraints
-from lightning_core.backends.chat.constraints import Grammars, MaskMeter, Matcher, Words
-from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
-from lightning_core.backends.chat.trials import Trials
+from lightning_core.backends.serving import constraints
+from lightning_core.backends.serving.constraints import Grammars, MaskMeter, Matcher, Words
+from lightning_core.backends.serving.trials import Trials
+from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ConstraintError, EngineError, UnsupportedError
 from tests.backends.bombs import BOMBS, patterns, references, rules

@@ -15,9 +15,9 @@ import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from lightning_core.backends.chat.encoding import Encoder
-from lightning_core.backends.chat.prompts import LONG
 from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.serving.encoding import Encoder
+from lightning_core.backends.serving.prompts import LONG
 from lightning_core.errors import UnsupportedError
 from lightning_core.records.types import Call, Demonstration, Sampling
 from lightning_core.stores.sqlite import MemoryStore

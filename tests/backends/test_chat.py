@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.chat.constraints import Grammars
-from lightning_core.backends.chat.forms import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, Form, find_form
-from lightning_core.backends.chat.prompts import Prompts, plain_message
-from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, StopStrings, TextStream
-from lightning_core.backends.chat.tool_calls import ToolCalls
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
+from lightning_core.backends.serving.constraints import Grammars
+from lightning_core.backends.serving.forms import HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, Form, find_form
+from lightning_core.backends.serving.prompts import Prompts, plain_message
+from lightning_core.backends.serving.replies import (
+    ChatGeneration,
+    ParsedChoice,
+    Parts,
+    StopStrings,
+    TextStream,
+)
+from lightning_core.backends.serving.tool_calls import ToolCalls
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ContextLengthError, TrainingError, UnsupportedError
 from tests.backends.models import make_byte_fallback_tokenizer, make_network, make_tokenizer

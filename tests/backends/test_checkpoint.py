@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_core.backends.base import Batch
-from lightning_core.backends.folders import write_weights
-from lightning_core.backends.local.versions import Content, export_version
 from lightning_core.backends.settings import LoraOptions
+from lightning_core.backends.weights.folders import write_weights
+from lightning_core.backends.weights.versions import Content, export_version
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.serving import ask, sample_batch, serving
 from tests.backends.test_update import Reinforce

@@ -24,12 +24,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat.constraints import Grammars
-from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.serving.constraints import Grammars
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
+from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.dialects.upstream import ChatRequest, Constraint, Shaping
 from lightning_core.errors import TrainingError, UnsupportedError
 from lightning_core.experience.trajectories import make_packs

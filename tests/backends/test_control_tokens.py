@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
-from lightning_core.backends.chat.prompts import Prompts
+from lightning_core.backends.serving.prompts import Prompts
+from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.dialects.upstream import ChatRequest
 from tests.backends.serving import gateway, serving
 

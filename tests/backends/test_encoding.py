@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lightning_core.backends.chat.encoding import Encoder, find_cuts
-from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.serving.encoding import Encoder, find_cuts
+from lightning_core.backends.weights.sources import tiny_folder
 from tests.backends.models import SPECIAL, TEXT, make_tokenizer
 
 TEMPLATE = "<|im_start|>user <|im_end|> <s> [INST] [/INST] <pad>"

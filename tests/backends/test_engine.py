@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.local.attention import AttentionForm, use_plans
 from lightning_core.backends.local.backend import SWITCH_SECONDS
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
@@ -22,6 +21,7 @@ from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.memory import TokenRun
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.tuning import kv_shape
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.dialects.upstream import Shaping
 from lightning_core.errors import EngineError, GatewayError
 from lightning_core.records.sequences import read_masks, write_masks

@@ -16,15 +16,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 import lightning_core as lightning
 from benchmarks.families import CONTEXT, random_network, small_config
-from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import Model, load_model, make_ready
+from lightning_core.backends.local.model import load_model, make_ready
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.versions import make_engine
 from lightning_core.backends.settings import TrainingSettings
+from lightning_core.backends.weights.model import Model
+from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.serving import ask, serving
 

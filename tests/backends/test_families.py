@@ -19,17 +19,18 @@ from benchmarks.families import (
     small_config,
     verdict,
 )
-from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.local import exactness
 from lightning_core.backends.local.attention import survey
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.exactness import Exactness, plain_attention
-from lightning_core.backends.local.model import Model, make_ready
+from lightning_core.backends.local.model import make_ready
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.packing import TreePlan, make_plan, recompute_layers
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.settings import TrainingSettings
+from lightning_core.backends.weights.model import Model
+from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.errors import ModelError
 from lightning_core.experience.trajectories import make_packs
 from lightning_core.records.types import Trajectory, Transition

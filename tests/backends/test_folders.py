@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.backends.chat.folder import find_source
-from lightning_core.backends.folders import replacing
+from lightning_core.backends.weights.folders import replacing
+from lightning_core.backends.weights.sources import find_source
 from lightning_core.errors import ModelError
 
 WRITE = """
 import os, signal, sys
 from pathlib import Path
-from lightning_core.backends.folders import replacing
+from lightning_core.backends.weights.folders import replacing
 
 folder, word, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 done = -1

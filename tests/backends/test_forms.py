@@ -14,10 +14,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from lightning_core.backends.chat.arguments import typed
-from lightning_core.backends.chat.channels import Channels
-from lightning_core.backends.chat.constraints import Grammars, Matcher
-from lightning_core.backends.chat.forms import (
+from lightning_core.backends.serving.arguments import typed
+from lightning_core.backends.serving.channels import Channels
+from lightning_core.backends.serving.constraints import Grammars, Matcher
+from lightning_core.backends.serving.forms import (
     DEEPSEEK,
     DEEPSEEK_V31,
     FORMS,
@@ -38,8 +38,8 @@ from lightning_core.backends.chat.forms import (
     Form,
     find_form,
 )
-from lightning_core.backends.chat.replies import Parts
-from lightning_core.backends.chat.tool_calls import ToolCalls, schemas_of
+from lightning_core.backends.serving.replies import Parts
+from lightning_core.backends.serving.tool_calls import ToolCalls, schemas_of
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import TrainingError, UnsupportedError
 from tests.backends.models import make_tokenizer

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lightning_core.backends.chat.folder import check_folder, load_tokenizer
-from lightning_core.backends.chat.gguf import plain_template, smollm2_folder
+from lightning_core.backends.weights.gguf import plain_template, smollm2_folder
+from lightning_core.backends.weights.sources import check_folder, load_tokenizer
 from lightning_core.errors import ModelError
 from tests.backends.models import make_byte_fallback_tokenizer, make_network, make_tokenizer
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from lightning_core.backends.chat.prompts import plain_message
-from lightning_core.backends.chat.tool_calls import ToolCalls
+from lightning_core.backends.serving.prompts import plain_message
+from lightning_core.backends.serving.tool_calls import ToolCalls
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, Qwen3_5ForConditionalGeneration
 
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend, tuning
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.preflight import _container_limits
+from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import ask, serving

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lightning_core.backends.chat.completion import SamplingOptions
 from lightning_core.backends.local.sampling import BLOCK, Sampler
+from lightning_core.backends.serving.completion import SamplingOptions
 
 
 def draw(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

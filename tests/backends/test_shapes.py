@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.backends.chat.prompts import Prompts
+from lightning_core.backends.serving.prompts import Prompts
 from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import UnsupportedError
 from tests.backends.models import make_tokenizer

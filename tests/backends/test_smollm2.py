@@ -18,11 +18,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lightning_core import GRPO
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat.constraints import Grammars
-from lightning_core.backends.chat.folder import check_folder
-from lightning_core.backends.chat.gguf import _find_weights
 from lightning_core.backends.local.decoder import LlamaDecoder, make_decoder
-from lightning_core.backends.local.model import Model, load_model
+from lightning_core.backends.local.model import load_model
+from lightning_core.backends.serving.constraints import Grammars
+from lightning_core.backends.weights.gguf import _find_weights
+from lightning_core.backends.weights.model import Model
+from lightning_core.backends.weights.sources import check_folder
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ModelError, UnsupportedError
 from tests.backends.schemas import SCHEMAS, UNFINISHED, walk

@@ -20,8 +20,6 @@ from transformers import (
 import lightning_core as lightning
 from lightning_core.algorithms.policy_gradient import GRPO, PPO
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat.completion import Completion
-from lightning_core.backends.chat.folder import load_tokenizer, tiny_folder
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.caches import measure_traits
 from lightning_core.backends.local.decoder import StateDecoder
@@ -35,7 +33,9 @@ from lightning_core.backends.local.packing import (
     recompute_layers,
     to_tensors,
 )
+from lightning_core.backends.serving.completion import Completion
 from lightning_core.backends.settings import LoraOptions
+from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.dialects.upstream import ChatRequest, Constraint, Shaping
 from lightning_core.errors import UnsupportedError
 from lightning_core.experience.trajectories import make_packs

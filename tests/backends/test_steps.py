@@ -12,7 +12,6 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModelForCausalLM
 
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.local import kernel
 from lightning_core.backends.local.attention import AttentionForm, Sees
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder
@@ -23,6 +22,7 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packed import Capture, DecodeSteps, PackedMemory, Work
 from lightning_core.backends.local.packing import TreePlan, kernel_heads
 from lightning_core.backends.local.tuning import kv_shape
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 
 
 def make_engine(folder: Path, make: Callable[..., object], capture: Capture | None) -> Engine:

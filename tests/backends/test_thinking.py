@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.chat.prompts import Prompts
-from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, TextStream
-from lightning_core.backends.chat.tags import THINK, Thinking, find_thoughts
-from lightning_core.backends.chat.tool_calls import ToolCalls
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
+from lightning_core.backends.serving.prompts import Prompts
+from lightning_core.backends.serving.replies import ChatGeneration, ParsedChoice, Parts, TextStream
+from lightning_core.backends.serving.tags import THINK, Thinking, find_thoughts
+from lightning_core.backends.serving.tool_calls import ToolCalls
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 from tests.backends.models import make_tokenizer
 from tests.backends.serving import user

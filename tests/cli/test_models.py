@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.cli import main
 from lightning_core.cli.rollouts import open_run
 from lightning_core.cli.serving import print_token

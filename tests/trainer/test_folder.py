@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.errors import ConfigError, ModelError, StoreError
 from lightning_core.trainer.folder import RunFolder, choose_folder, write_atomically
 from tests.trainer.versioned import TASKS, solve

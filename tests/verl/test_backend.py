@@ -26,8 +26,8 @@ from lightning_core.algorithms.dpo import DPO
 from lightning_core.algorithms.policy_gradient import GRPO, PPO
 from lightning_core.algorithms.sft import SFT
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.credit.base import assign
 from lightning_core.errors import EngineError, ModelError, TrainingError
 from lightning_core.records.types import Trajectory

@@ -11,12 +11,12 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.preflight import ModelSize, measure
 from lightning_core.backends.settings import LoraOptions
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.preflight import check_memory, estimate, networks_beside, policy_memory
 from lightning_core.backends.verl.resources import Machine, Resources, find_resources
 from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.weights.sizes import ModelSize, measure
 from lightning_core.errors import BackendError, ConfigError, ModelError
 from tests.verl.test_memory import LLAMA_8, QWEN_06, QWEN_8, graphics, shape
 

@@ -13,9 +13,9 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.settings import LoraOptions
+from lightning_core.backends.weights.sources import tiny_folder
 from tests.backends.serving import ask
 from tests.verl.conftest import import_verl
 from tests.verl.test_backend import TOLERANCE, apart, exported, gap, sample, weights

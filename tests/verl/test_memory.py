@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from lightning_core.backends.preflight import ModelSize, size_of
 from lightning_core.backends.settings import LoraOptions
 from lightning_core.backends.verl.preflight import critic_memory, policy_memory, serving_memory
 from lightning_core.backends.verl.settings import VerlSettings
+from lightning_core.backends.weights.sizes import ModelSize, size_of
 
 GIB = 1 << 30
 QWEN: Any = {

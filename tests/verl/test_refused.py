@@ -15,12 +15,12 @@ import ray
 from omegaconf import OmegaConf
 
 from lightning_core.algorithms.policy_gradient import GRPO, PPO
-from lightning_core.backends.preflight import measure
 from lightning_core.backends.settings import LoraOptions
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.verl.preflight import estimate
 from lightning_core.backends.verl.resources import Machine, Resources, check_gpus, find_resources
 from lightning_core.backends.verl.settings import INSTEAD, PARTS, VerlSettings, flat
+from lightning_core.backends.weights.sizes import measure
 from lightning_core.errors import BackendError, ConfigError, TrainingError, UnsupportedError
 from tests.verl.conftest import import_verl
 

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM lives in an environment of its own: make test-verl")
 
-from lightning_core.backends.chat.folder import tiny_folder
-from lightning_core.backends.local.checkpoint import STATE
 from lightning_core.backends.verl.backend import VerlBackend
 from lightning_core.backends.vllm.server import ServerOptions, VllmEngine
+from lightning_core.backends.weights.folders import STATE
+from lightning_core.backends.weights.sources import tiny_folder
 from tests.backends.serving import ask
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.weights.sources import tiny_folder
 from tests.vllm.weights import Servers, rambling
 
 LITTLE_MEMORY = ("--kv-cache-memory-bytes", str(256 << 20))

@@ -15,13 +15,13 @@ pytest.importorskip("aiohttp")
 from aiohttp import ClientSession, UnixConnector, web
 from aiohttp.test_utils import TestServer
 
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.chat.folder import tiny_folder
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.vllm.client import SOCKET, Piece
 from lightning_core.backends.vllm.dispatch import _write
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
+from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ConfigError, EngineError, GatewayError, UnsupportedError
 from lightning_core.gateway.app import Gateway

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("vllm")
 
 from examples.sql.prompts import write_prompt
-from lightning_core.backends.chat.constraints import penalties
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
+from lightning_core.backends.serving.constraints import penalties
 from lightning_core.backends.vllm.client import SOCKET
 from lightning_core.backends.vllm.server import VllmEngine
+from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.gateway.app import Gateway

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
+from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.errors import EngineError, ModelError
 from lightning_core.runner.supervisor import descendants
 

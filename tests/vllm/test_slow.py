@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from lightning_core.errors import EngineError
 from tests.backends.serving import gateway

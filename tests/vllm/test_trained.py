@@ -22,10 +22,10 @@ pytest.importorskip("vllm")
 import lightning_core as lightning
 from examples.sql.prompts import write_prompt
 from lightning_core.backends.base import Batch
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.exactness import plain_attention
 from lightning_core.backends.vllm.trained import PREFIX, WeightsFolder
+from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.errors import ConfigError, ModelError, TrainingError, UnsupportedError
 from lightning_core.runner.supervisor import descendants
 from tests.backends.serving import Reply, ask, plain_logprobs, sample_batch, serving

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lightning_core.backends.chat.folder import tiny_folder
 from lightning_core.backends.vllm.client import Client
 from lightning_core.backends.vllm.server import VllmServer
 from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
+from lightning_core.backends.weights.sources import tiny_folder
 from tests.backends.serving import plain_logprobs
 
 PROMPT = list(range(5, 60))

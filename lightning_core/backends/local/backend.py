@@ -15,30 +15,30 @@ from typing import ClassVar, TypeVar
 import torch
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch, TensorChange, check_loss
-from lightning_core.backends.chat.folder import check_folder
-from lightning_core.backends.chat.upstream import ChatUpstream
+from lightning_core.backends.base import Batch, check_loss
 from lightning_core.backends.local.checkpoint import CRITIC, MOMENTS, Checkpoints, forget_moments
 from lightning_core.backends.local.critic import LocalCritic
 from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import Model, load_model
+from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.preflight import plan_run
 from lightning_core.backends.local.serving import Serving, TorchServing
 from lightning_core.backends.local.tuning import tune_decoding, tune_training
 from lightning_core.backends.local.versions import (
-    Content,
     LocalSettings,
     LocalVersion,
     Speed,
-    compare_versions,
-    export_version,
     make_engine,
     open_version,
 )
 from lightning_core.backends.preflight import RunPlan
+from lightning_core.backends.serving.upstream import ChatUpstream
+from lightning_core.backends.weights.model import Model
+from lightning_core.backends.weights.sizes import TensorChange
+from lightning_core.backends.weights.sources import check_folder
+from lightning_core.backends.weights.versions import Content, compare_versions, export_version
 from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
 from lightning_core.records.types import Demonstration, Key, Trajectory
 

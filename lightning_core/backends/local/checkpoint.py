@@ -9,10 +9,7 @@ state.json            policy version, context, steps made
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +18,23 @@ import numpy.ctypeslib  # noqa: F401
 import peft
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from lightning_core.backends.chat.folder import keep_ends
-from lightning_core.backends.folders import recover, replacing
-from lightning_core.backends.local.model import Model
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.weights.folders import (
+    ADAPTER,
+    STATE,
+    WEIGHTS,
+    Files,
+    recover,
+    write_folder,
+)
+from lightning_core.backends.weights.model import plain_files, read_files
 from lightning_core.errors import ModelError
 
-WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-MOMENTS, CRITIC, STATE = "moments.safetensors", "critic.safetensors", "state.json"
+MOMENTS, CRITIC = "moments.safetensors", "critic.safetensors"
 Tensors = dict[str, dict[str, torch.Tensor]]
 """Named tensors, by the name of the file they are in."""
-Files = Mapping[str, bytes | dict[str, torch.Tensor]]
 
 
 class Checkpoints:
@@ -135,43 +136,4 @@ def _fixed_files(policy: Policy) -> dict[str, bytes]:
         assert isinstance(policy.network, peft.PeftModel)
         policy.model.tokenizer.save_pretrained(name)
         policy.network.peft_config["default"].save_pretrained(name)
-        return _read_files(Path(name))
-
-
-def plain_files(model: Model) -> dict[str, bytes]:
-    """Tokenizer, chat template, configuration and stop tokens of the model itself, by the file's name."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model.tokenizer.save_pretrained(folder)
-        model.network.config.save_pretrained(folder)
-        keep_ends(folder, model.tokenizer, model.stop_ids)
-        return _read_files(folder)
-
-
-def _read_files(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-
-
-def write_folder(folder: Path, files: Files) -> None:
-    """The folder with these files, replacing an older one: whole, or not at all.
-
-    Tensors become a safetensors file, without a copy of them in memory.
-    """
-    with replacing(folder) as partial:
-        for name in files:
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(len(files)) as pool:  # each waits for the disk, so they wait together
-            list(pool.map(lambda name: _write(partial / name, files[name]), files))
-
-
-def _write(path: Path, content: bytes | dict[str, torch.Tensor]) -> None:
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        tensors = {name: weight.detach().cpu().contiguous() for name, weight in content.items()}
-        try:
-            save_file(tensors, path, {"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+        return read_files(Path(name))

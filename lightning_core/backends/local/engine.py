@@ -20,13 +20,13 @@ from typing import TypeVar
 
 import torch
 
-from lightning_core.backends.chat.completion import Completion, Wakes
-from lightning_core.backends.chat.constraints import Matcher
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.decoder import Decoder
 from lightning_core.backends.local.memory import Memory, TokenRun
 from lightning_core.backends.local.rows import Rows, begun
 from lightning_core.backends.local.sampling import Draws, Sampler, hold, penalise
+from lightning_core.backends.serving.completion import Completion, Wakes
+from lightning_core.backends.serving.constraints import Matcher
 from lightning_core.errors import ConstraintError, EngineError, GatewayError
 
 logger = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from itertools import cycle, islice
 import torch
 from transformers import PreTrainedModel
 
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.local.attention import ADVICE
 from lightning_core.backends.local.decoder import Decoder, StateDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.tuning import kv_shape
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.errors import LightningError, ModelError
 from lightning_core.records.types import Trajectory, Transition
 

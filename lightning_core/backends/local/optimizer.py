@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from lightning_core.algorithms.base import Algorithm, Entries, last_pass, mini_batches
-from lightning_core.backends.chat.constraints import Grammars
 from lightning_core.backends.local.attention import leave_plans, takes_plans
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.packing import (
@@ -28,6 +27,7 @@ from lightning_core.backends.local.packing import (
     to_tensors,
 )
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.serving.constraints import Grammars
 from lightning_core.backends.settings import BETAS, TrainingSettings
 from lightning_core.errors import BackendError, TrainingError
 from lightning_core.experience.trajectories import Pack, make_packs, report_merge, trained_transitions

@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from lightning_core.backends.chat.constraints import Grammars, Words
 from lightning_core.backends.local.attention import (
     AttentionForm,
     Sees,
@@ -25,9 +24,11 @@ from lightning_core.backends.local.attention import (
     weights,
 )
 from lightning_core.backends.local.kernel import Flex, Heads, TreeKernel, compiled
-from lightning_core.backends.local.model import FAMILIES, network_below, parameter_count
+from lightning_core.backends.local.model import FAMILIES
 from lightning_core.backends.local.sampling import mask_logits
+from lightning_core.backends.serving.constraints import Grammars, Words
 from lightning_core.backends.settings import SMALL
+from lightning_core.backends.weights.model import network_below, parameter_count
 from lightning_core.experience.trajectories import Ints, Pack
 
 LOGITS_BYTES = 1 << 26

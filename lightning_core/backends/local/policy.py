@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lightning_core.backends.local.attention import takes_plans
-from lightning_core.backends.local.model import Model, memory_bytes, parameter_count
+from lightning_core.backends.local.model import memory_bytes
 from lightning_core.backends.local.packing import (
     PassPlan,
     kept_bytes,
@@ -23,8 +23,9 @@ from lightning_core.backends.local.packing import (
     make_plan,
     recompute_layers,
 )
-from lightning_core.backends.preflight import ModelSize, read_size
 from lightning_core.backends.settings import LoraOptions, default_critic_rate, default_learning_rate
+from lightning_core.backends.weights.model import Model, parameter_count, tied_names
+from lightning_core.backends.weights.sizes import ModelSize, read_size
 from lightning_core.errors import ConfigError, TrainingError
 
 WIDE, HALF = 4, 2
@@ -155,17 +156,6 @@ class _ServingWeights(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._plain)
-
-
-def tied_names(network: PreTrainedModel) -> frozenset[str]:
-    """Names in its `state_dict` that are another name's weight."""
-    seen: set[int] = set()
-    tied = set()
-    for name, weight in network.state_dict().items():
-        if weight.data_ptr() in seen:
-            tied.add(name)
-        seen.add(weight.data_ptr())
-    return frozenset(tied)
 
 
 def _with_lora(network: PreTrainedModel, lora: LoraOptions) -> torch.nn.Module:

@@ -34,19 +34,16 @@ from lightning_core.backends.local.packing import has_kernel, logits_bytes, pass
 from lightning_core.backends.local.policy import HALF, WIDE, activation_room, pass_bytes
 from lightning_core.backends.local.versions import PREFIX_TOKENS, LocalSettings
 from lightning_core.backends.preflight import (
-    DEFAULT_CONTEXT,
     MemoryEstimate,
     MemoryUse,
-    ModelSize,
     RunPlan,
     TrainingMemory,
     check_memory,
-    check_weights,
     gib,
-    measure,
     training_memory,
 )
 from lightning_core.backends.settings import SMALL, LoraOptions, default_learning_rate
+from lightning_core.backends.weights.sizes import DEFAULT_CONTEXT, ModelSize, check_weights, measure
 
 WHERE = "this process"
 CUDA_BYTES = 1 << 30

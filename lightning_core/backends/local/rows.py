@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_core.backends.chat.completion import Completion
 from lightning_core.backends.local.memory import Memory, TokenRun
+from lightning_core.backends.serving.completion import Completion
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from lightning_core.backends.chat.completion import Completion, SamplingOptions
-from lightning_core.backends.chat.constraints import Matcher, Words, penalties
+from lightning_core.backends.serving.completion import Completion, SamplingOptions
+from lightning_core.backends.serving.constraints import Matcher, Words, penalties
 from lightning_core.errors import ConstraintError
 from lightning_core.records.sequences import pack_mask
 

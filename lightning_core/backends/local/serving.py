@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from lightning_core.backends.chat.upstream import ChatUpstream
 from lightning_core.backends.local.engine import Engine
+from lightning_core.backends.serving.upstream import ChatUpstream
 
 
 class Serving(Protocol):

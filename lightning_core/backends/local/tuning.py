@@ -19,10 +19,10 @@ from lightning_core.backends.local.attention import survey, takes_plans
 from lightning_core.backends.local.cache import Shape
 from lightning_core.backends.local.decoder import bfloat16_error, make_decoder
 from lightning_core.backends.local.memory import TokenRun
-from lightning_core.backends.local.model import Model, parameter_count
 from lightning_core.backends.local.packing import make_plan
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.settings import SMALL
+from lightning_core.backends.weights.model import Model, parameter_count
 from lightning_core.errors import UnsupportedError
 
 WORTH = 1.3

@@ -1,40 +1,18 @@
-"""One version of the weights: read where it lies, compared, exported, and served by an engine of its own.
-
-It lies in a checkpoint, in a transformers folder, or under a model's name. A checkpoint of training with LoRA
-holds low-rank adapters; these are merged into the model that they were made on.
-"""
+"""Settings of the local backend, and a version of the weights served by an engine of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
-import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
-import peft
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from lightning_core.backends.base import TensorChange
-from lightning_core.backends.chat.folder import check_folder, find_source
-from lightning_core.backends.chat.upstream import ChatUpstream
-from lightning_core.backends.folders import recover
 from lightning_core.backends.local.attention import leave_plans
-from lightning_core.backends.local.checkpoint import (
-    ADAPTER,
-    STATE,
-    WEIGHTS,
-    plain_files,
-    write_folder,
-)
 from lightning_core.backends.local.decoder import (
     Decoder,
     LlamaDecoder,
@@ -44,10 +22,13 @@ from lightning_core.backends.local.decoder import (
 )
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import Model, load_model, memory_bytes, pick_device
-from lightning_core.backends.local.policy import tied_names
+from lightning_core.backends.local.model import make_ready, memory_bytes, pick_device
 from lightning_core.backends.local.tuning import kv_shape, tune_decoding
+from lightning_core.backends.serving.upstream import ChatUpstream
 from lightning_core.backends.settings import BackendSettings, check_choice
+from lightning_core.backends.weights.model import Model
+from lightning_core.backends.weights.sources import find_source
+from lightning_core.backends.weights.versions import Content, read_version
 from lightning_core.errors import ConfigError, ModelError
 from lightning_core.ranges import check_range
 
@@ -57,135 +38,6 @@ PREFIX_TOKENS = 1 << 17
 """Tokens whose keys and values are kept for reuse at most, memory allowing: a training step's worth."""
 GPU_PREFILL = 2048
 """Prompt tokens of one step where there is a GPU: it works on so many in little more time than on one."""
-_SHARDS = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Where the weights of a version are."""
-
-    source: str
-    """As its record says: a folder, "tiny", or a model's name on the hub."""
-    base: str
-    """The model that LoRA's adapters in it were made on."""
-
-    @property
-    def folder(self) -> Path | None:
-        """The transformers folder, or that of LoRA's adapters; None for a name on the hub."""
-        path = Path(self.source)
-        recover(path)
-        if (path / "model").is_dir():
-            return path / "model"
-        if path.is_absolute() and not path.exists():
-            raise ModelError(
-                f"there is no folder {self.source!r} on this machine; the folders of a run's weights must be "
-                "reached from here, on the machine that trains or over a file system that both share"
-            )
-        found = check_folder(self.source)
-        return found if found.exists() else None
-
-    @property
-    def lora(self) -> Path | None:
-        """The folder of LoRA's adapters, if the content is that."""
-        folder = self.folder
-        return folder if folder is not None and (folder / ADAPTER).is_file() else None
-
-    @property
-    def context(self) -> int | None:
-        """The context that the checkpoint was trained with; None where that is not said."""
-        try:
-            state: dict[str, int | None] = json.loads((Path(self.source) / STATE).read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return state.get("context")
-
-
-def read_version(content: Content, *, name: str, context: int | None, device: str) -> Model:
-    """The model that the content amounts to, called `name`. Raises ModelError if it can't be read."""
-    context = content.context if context is None else context
-    lora, folder = content.lora, content.folder
-    source = content.base if lora is not None else folder or content.source
-    model = replace(load_model(source, context=context, device=device), name=name)
-    if lora is not None:
-        model = replace(model, network=_merged(model.network, lora))
-    return model
-
-
-def _merged(network: PreTrainedModel, lora: Path) -> PreTrainedModel:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers leaves behind
-            device = str(network.device)  # peft's own choice is a GPU, where there is one
-            wrapped = peft.PeftModel.from_pretrained(network, str(lora), torch_device=device)
-        merged: PreTrainedModel = wrapped.merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"can't read the LoRA adapters in {str(lora)!r}: {error}") from error
-    return merged.requires_grad_(False).eval()
-
-
-def export_version(content: Content, folder: Path) -> None:
-    """Write a plain transformers folder of the content, LoRA merged. Raises ModelError."""
-    model = read_version(content, name="", context=None, device="cpu")
-    tied = tied_names(model.network)
-    weights = {n: w for n, w in model.network.state_dict().items() if n not in tied}
-    write_folder(folder, plain_files(model) | {WEIGHTS: weights})
-
-
-def compare_versions(before: Content, after: Content) -> list[TensorChange]:
-    """How far each tensor has moved, the farthest first; one pair of tensors in memory at a time, unless
-    there is LoRA to be merged."""
-    with _open(before) as old, _open(after) as new:
-        changes = [_change(name, old[name], new[name]) for name in sorted(old.names & new.names)]
-        changes += [TensorChange(name, None, 0) for name in sorted(old.names ^ new.names)]
-    return sorted(changes, key=lambda change: -1.0 if change.relative is None else -change.relative)
-
-
-def _change(name: str, old: torch.Tensor, new: torch.Tensor) -> TensorChange:
-    if old.shape != new.shape:
-        return TensorChange(name, None, new.numel())
-    old = old.float()
-    length = old.norm().item()
-    moved = (new.float() - old).norm().item()
-    return TensorChange(name, moved / length if length else (float("inf") if moved else 0.0), new.numel())
-
-
-class _Tensors:
-    """The tensors of a content by name, each read when it is asked for."""
-
-    def __init__(self, files: dict[str, Path], loaded: dict[str, torch.Tensor]) -> None:
-        self._files = files
-        self._loaded = loaded
-        self.names = files.keys() | loaded.keys()
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name in self._loaded:
-            return self._loaded[name]
-        with safe_open(self._files[name], framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
-
-
-@contextmanager
-def _open(content: Content) -> Iterator[_Tensors]:
-    folder = content.folder
-    try:
-        if folder is None or content.lora is not None:
-            network = read_version(content, name="", context=None, device="cpu").network
-            tied = tied_names(network)
-            yield _Tensors({}, {n: w for n, w in network.state_dict().items() if n not in tied})
-        else:
-            yield _Tensors(_files(folder), {})
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"can't read the weights in {content.source!r}: {error}") from error
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    """The file that each tensor is in."""
-    if (folder / _SHARDS).is_file():
-        shards = json.loads((folder / _SHARDS).read_bytes())["weight_map"]
-        return {name: folder / file for name, file in shards.items()}
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        return dict.fromkeys(file.keys(), folder / WEIGHTS)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -257,7 +109,8 @@ async def open_version(
 
 def _make(content: Content, version: int, settings: LocalSettings, speed: Speed | None) -> LocalVersion:
     _, name = find_source(settings.model)
-    model = read_version(content, name=name, context=settings.context, device=settings.device)
+    model = read_version(content, name=name, context=settings.context)
+    make_ready(model.network, pick_device(settings.device))
     check = Exactness(model.network, model.sample, model.context)
     if speed is None:
         with check.refusing("served"):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from lightning_core.backends.chat.upstream import ChatUpstream
-from lightning_core.backends.local.checkpoint import WEIGHTS, plain_files, write_folder
 from lightning_core.backends.local.exactness import Exactness
-from lightning_core.backends.local.model import Model, parameter_count
 from lightning_core.backends.local.versions import LocalSettings
+from lightning_core.backends.serving.upstream import ChatUpstream
 from lightning_core.backends.vllm.server import ServerOptions
 from lightning_core.backends.vllm.trained import TrainedServer
+from lightning_core.backends.weights.folders import WEIGHTS, write_folder
+from lightning_core.backends.weights.model import Model, parameter_count, plain_files
 
 CONFIG = "config.json"
 

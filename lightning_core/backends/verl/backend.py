@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Batch, TensorChange, check_loss
-from lightning_core.backends.chat.folder import check_folder, check_weights, keep_ends
-from lightning_core.backends.folders import recover, replacing
-from lightning_core.backends.local.checkpoint import STATE
-from lightning_core.backends.local.versions import Content, compare_versions, export_version
+from lightning_core.backends.base import Batch, check_loss
 from lightning_core.backends.meter import Meter
-from lightning_core.backends.preflight import RunPlan, measure
+from lightning_core.backends.preflight import RunPlan
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.vllm.server import ServerOptions, VllmEngine
+from lightning_core.backends.weights.folders import STATE, recover, replacing
+from lightning_core.backends.weights.sizes import TensorChange, measure
+from lightning_core.backends.weights.sources import check_folder, check_weights, keep_ends
+from lightning_core.backends.weights.versions import Content, compare_versions, export_version
 from lightning_core.errors import BackendError, ConfigError, ModelError, TrainingError, UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.records.types import Demonstration, Key, Trajectory

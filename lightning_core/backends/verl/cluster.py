@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-from lightning_core.backends.folders import write_weights
 from lightning_core.backends.verl.settings import ROOT, VerlSettings, verl_values
+from lightning_core.backends.weights.folders import write_weights
 from lightning_core.errors import ConfigError
 
 VERSIONS: Final = ("0.9.1", "0.10")

@@ -27,7 +27,6 @@ from lightning_core.backends.preflight import (
     Check,
     MemoryEstimate,
     MemoryUse,
-    ModelSize,
     RunPlan,
     TrainingMemory,
     gib,
@@ -45,6 +44,7 @@ from lightning_core.backends.verl.resources import (
     wanted,
 )
 from lightning_core.backends.verl.settings import VerlSettings, verl_values
+from lightning_core.backends.weights.sizes import ModelSize
 from lightning_core.errors import BackendError, ConfigError
 
 SERVING_TOKENS: Final = 8192

@@ -17,7 +17,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from lightning_core.backends.chat.completion import Completion
+from lightning_core.backends.serving.completion import Completion
 from lightning_core.dialects.upstream import Shaping
 from lightning_core.errors import EngineError
 

@@ -20,8 +20,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_core.backends.chat.completion import WAKE_SECONDS, Completion, CompletionRequest, Wakes
 from lightning_core.backends.meter import Meter
+from lightning_core.backends.serving.completion import WAKE_SECONDS, Completion, CompletionRequest, Wakes
 from lightning_core.backends.vllm.client import (
     Client,
     LostError,

@@ -24,9 +24,9 @@ from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
 
-from lightning_core.backends.chat.folder import find_source
 from lightning_core.backends.vllm.client import SOCKET, Client
 from lightning_core.backends.vllm.upstream import PER_SLOT, Replicas, VllmUpstream
+from lightning_core.backends.weights.sources import find_source
 from lightning_core.errors import ConfigError, EngineError, UnsupportedError
 from lightning_core.runner import supervisor
 from lightning_core.runner.program import end_of

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from lightning_core.backends.chat.completion import Completion
+from lightning_core.backends.serving.completion import Completion
 from lightning_core.backends.vllm.client import Client, LostError
 from lightning_core.backends.vllm.server import ServerOptions, VllmServer
 from lightning_core.backends.vllm.upstream import PER_SLOT, Replicas, VllmUpstream

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_core.backends.chat.completion import Completion
-from lightning_core.backends.chat.folder import find_source, find_stop_ids, load_config, load_tokenizer
-from lightning_core.backends.chat.replies import ChatGeneration
-from lightning_core.backends.chat.upstream import ChatModel, ChatUpstream
 from lightning_core.backends.meter import Meter
+from lightning_core.backends.serving.completion import Completion
+from lightning_core.backends.serving.replies import ChatGeneration
+from lightning_core.backends.serving.upstream import ChatModel, ChatUpstream
 from lightning_core.backends.vllm.client import Client, check_server
 from lightning_core.backends.vllm.dispatch import Dispatcher, Pool, Revive, Rules
+from lightning_core.backends.weights.sources import find_source, find_stop_ids, load_config, load_tokenizer
 from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ConfigError, GatewayError, UnsupportedError
 from lightning_core.loop_thread import LoopThread

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from lightning_core.backends.folders import recover, replacing, write_weights
+from lightning_core.backends.weights.folders import recover, replacing, write_weights
 from lightning_core.errors import ModelError
 
 logger = logging.getLogger(__name__)

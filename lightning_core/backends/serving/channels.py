@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lightning_core.backends.chat.reading import Schemas
-from lightning_core.backends.chat.tags import held_back
-from lightning_core.backends.chat.tool_calls import as_call
+from lightning_core.backends.serving.reading import Schemas
+from lightning_core.backends.serving.tags import held_back
+from lightning_core.backends.serving.tool_calls import as_call
 from lightning_core.texts.json_text import JsonError, read_written
 
 START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"

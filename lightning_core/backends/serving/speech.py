@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lightning_core.backends.chat.channels import TAGS, Channels
-from lightning_core.backends.chat.forms import FORMS, OPENAI, Form, find_form, has_form
-from lightning_core.backends.chat.replies import Parts
-from lightning_core.backends.chat.tags import Thinking, find_thoughts
-from lightning_core.backends.chat.tool_calls import ToolCalls, schemas_of
+from lightning_core.backends.serving.channels import TAGS, Channels
+from lightning_core.backends.serving.forms import FORMS, OPENAI, Form, find_form, has_form
+from lightning_core.backends.serving.replies import Parts
+from lightning_core.backends.serving.tags import Thinking, find_thoughts
+from lightning_core.backends.serving.tool_calls import ToolCalls, schemas_of
 from lightning_core.dialects.upstream import ChatRequest
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lightning_core.backends.chat.forms import template_text
+from lightning_core.backends.serving.forms import template_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

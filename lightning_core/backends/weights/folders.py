@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 SHARD_BYTES = 4 << 30
+WEIGHTS, ADAPTER, STATE = "model.safetensors", "adapter_model.safetensors", "state.json"
+Files = Mapping[str, "bytes | dict[str, torch.Tensor]"]
+"""Contents by file name; tensors become a safetensors file."""
 
 
 @contextmanager
@@ -100,6 +105,37 @@ def _partial(folder: Path) -> Path:
 
 def _old(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
+
+
+def write_folder(folder: Path, files: Files) -> None:
+    """The folder with these files, replacing an older one: whole, or not at all.
+
+    Tensors become a safetensors file, without a copy of them in memory.
+    """
+    # safetensors takes it from numpy, which recurses without end if two threads ask first at the same time
+    import numpy.ctypeslib  # noqa: F401
+
+    with replacing(folder) as partial:
+        for name in files:
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(len(files)) as pool:  # each waits for the disk, so they wait together
+            list(pool.map(lambda name: _write(partial / name, files[name]), files))
+
+
+def _write(path: Path, content: bytes | dict[str, torch.Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        tensors = {name: weight.detach().cpu().contiguous() for name, weight in content.items()}
+        try:
+            save_file(tensors, path, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 # weights ---------------------------------------------------------------------------------

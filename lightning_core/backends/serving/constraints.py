@@ -46,11 +46,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from lightning_core.backends.chat import trial_process
-from lightning_core.backends.chat.channels import CHANNEL, MESSAGE
-from lightning_core.backends.chat.forced import Calls, check_shape
-from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
-from lightning_core.backends.chat.trials import Trials
+from lightning_core.backends.serving import trial_process
+from lightning_core.backends.serving.channels import CHANNEL, MESSAGE
+from lightning_core.backends.serving.forced import Calls, check_shape
+from lightning_core.backends.serving.forms import OPENAI, find_form, has_form
+from lightning_core.backends.serving.trials import Trials
 from lightning_core.dialects.upstream import ChatRequest, Constraint
 from lightning_core.errors import ConstraintError, TrainingError, UnsupportedError
 from lightning_core.records.sequences import KEPT as KEPT_MASKS

@@ -9,10 +9,10 @@ import re
 from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_core.backends.chat.channels import Channels
-from lightning_core.backends.chat.completion import Completion, CompletionRequest
-from lightning_core.backends.chat.tags import Thinking, held_back
-from lightning_core.backends.chat.tool_calls import ToolCalls
+from lightning_core.backends.serving.channels import Channels
+from lightning_core.backends.serving.completion import Completion, CompletionRequest
+from lightning_core.backends.serving.tags import Thinking, held_back
+from lightning_core.backends.serving.tool_calls import ToolCalls
 from lightning_core.dialects.upstream import ChatRequest, Delta
 
 if TYPE_CHECKING:

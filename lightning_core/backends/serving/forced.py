@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lightning_core.backends.chat.arguments import kinds_of, resolve
-from lightning_core.backends.chat.forms import DIGITS, Form, Tags
+from lightning_core.backends.serving.arguments import kinds_of, resolve
+from lightning_core.backends.serving.forms import DIGITS, Form, Tags
 from lightning_core.errors import UnsupportedError
 
 _COMBINED: Final = ("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "patternProperties")

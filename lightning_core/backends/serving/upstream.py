@@ -15,13 +15,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 from weakref import WeakValueDictionary
 
-from lightning_core.backends.chat.channels import Channels
-from lightning_core.backends.chat.completion import Completion, CompletionRequest, SamplingOptions
-from lightning_core.backends.chat.constraints import Composed, Grammars, MaskMeter, Matcher
-from lightning_core.backends.chat.prompts import Prompts, make_room
-from lightning_core.backends.chat.replies import ChatGeneration, ParsedChoice, Parts, TextStream, hidden_ids
-from lightning_core.backends.chat.speech import Speech
-from lightning_core.backends.chat.trials import LINES
+from lightning_core.backends.serving.channels import Channels
+from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
+from lightning_core.backends.serving.constraints import Composed, Grammars, MaskMeter, Matcher
+from lightning_core.backends.serving.prompts import Prompts, make_room
+from lightning_core.backends.serving.replies import (
+    ChatGeneration,
+    ParsedChoice,
+    Parts,
+    TextStream,
+    hidden_ids,
+)
+from lightning_core.backends.serving.speech import Speech
+from lightning_core.backends.serving.trials import LINES
 from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.records.types import Demonstration

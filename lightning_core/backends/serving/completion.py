@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lightning_core.dialects.upstream import PLAIN, Shaping
 
 if TYPE_CHECKING:
-    from lightning_core.backends.chat.constraints import Matcher
+    from lightning_core.backends.serving.constraints import Matcher
 
 
 WAKE_SECONDS = 0.03

@@ -18,8 +18,8 @@ from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from lightning_core.backends.chat.gguf import SMOLLM2, SUFFIX, gguf_folder, smollm2_folder
-from lightning_core.backends.folders import recover
+from lightning_core.backends.weights.folders import recover
+from lightning_core.backends.weights.gguf import SMOLLM2, SUFFIX, gguf_folder, smollm2_folder
 from lightning_core.errors import ModelError
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import uuid
 from itertools import takewhile
 from typing import Any
 
-from lightning_core.backends.chat.forms import HERMES, Form
-from lightning_core.backends.chat.reading import Schemas, read_first
-from lightning_core.backends.chat.tags import held_back
+from lightning_core.backends.serving.forms import HERMES, Form
+from lightning_core.backends.serving.reading import Schemas, read_first
+from lightning_core.backends.serving.tags import held_back
 from lightning_core.texts.json_text import JsonError
 
 

@@ -23,9 +23,9 @@ from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 
-from lightning_core.backends.chat.encoding import Encoder
-from lightning_core.backends.chat.forms import OPENAI, find_form, has_form
-from lightning_core.backends.chat.shapes import SHAPES, is_unusual, lost
+from lightning_core.backends.serving.encoding import Encoder
+from lightning_core.backends.serving.forms import OPENAI, find_form, has_form
+from lightning_core.backends.serving.shapes import SHAPES, is_unusual, lost
 from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ContextLengthError, UnsupportedError
 from lightning_core.texts.json_text import JsonError, read_written, whole

@@ -23,7 +23,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lightning_core.backends.chat import trial_process
+from lightning_core.backends.serving import trial_process
 from lightning_core.errors import EngineError
 
 LINES: Final = 2

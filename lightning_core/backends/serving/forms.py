@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from lightning_core.backends.chat.reading import (
+from lightning_core.backends.serving.reading import (
     Reading,
     read_deepseek,
     read_functions,

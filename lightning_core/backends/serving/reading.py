@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from lightning_core.backends.chat.arguments import Literals, typed
+from lightning_core.backends.serving.arguments import Literals, typed
 from lightning_core.texts.json_text import JsonError, read_written
 
 Schemas = Mapping[str, Any]
