@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from lightning_core import __version__, telemetry
-from lightning_core.cli import asking, models, runs, serving, starting, training
+from lightning_core.cli import asking, evaluating, models, runs, serving, starting, training
 from lightning_core.errors import LightningError
 from lightning_core.insight.failures import VARIES
 from lightning_core.texts.terminal import Plain, Terminal
@@ -51,6 +51,7 @@ app.command()(starting.init)
 _with_script = app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 _with_script(training.train)
 app.command("try", context_settings={"allow_extra_args": True})(asking.try_script)
+_with_script(evaluating.evaluate)
 _with_script(training.worker)
 _with_script(training.deploy)
 app.command()(serving.serve)

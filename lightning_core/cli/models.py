@@ -284,10 +284,27 @@ async def export_model(run: str, store: str | None, name: str, version: int, fol
         if chosen.kind == "prompt":
             _write_text(folder / f"{Path(name).name}.txt", str(chosen.uri))
         else:
-            reader = _reader(await get_run(opened, run_id), versions, "export_version")
-            await reader.export_version(str(chosen.uri), folder)
+            await _write_weights(opened, run_id, versions, chosen, folder)
     said = f"version {version} of {name} is in {folder}"
     Terminal().print(said, markup=False, highlight=False, soft_wrap=True)
+
+
+async def export_weights(run: str, version: int | None, folder: Path) -> None:
+    """Write a version of a run's weights to a new transformers folder; None: the current version."""
+    async with open_versions(run, None, POLICY) as (opened, run_id, versions):
+        chosen = find_current(versions) if version is None else get_version(versions, version)
+        if chosen is None:
+            raise ConfigError(
+                f"run {run!r} has no current version: name one, such as {run}@{versions[-1].version}"
+            )
+        await _write_weights(opened, run_id, versions, chosen, folder)
+
+
+async def _write_weights(
+    store: Store, run_id: str, versions: Versions, chosen: ResourceVersion, folder: Path
+) -> None:
+    reader = _reader(await get_run(store, run_id), versions, "export_version")
+    await reader.export_version(str(chosen.uri), folder)
 
 
 def _check_empty(folder: Path) -> None:

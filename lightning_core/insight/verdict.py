@@ -340,6 +340,17 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - wide, mean + wide
 
 
+def level_interval(values: Sequence[float], least: float, most: float) -> tuple[float, float]:
+    """Student's interval of a mean, with four more values, within `least` and `most`, the ends of the scale.
+
+    The four are two of each end. With rewards of 0 and 1 that is the interval of a share of Agresti and Coull
+    (1998), which holds for few tasks too, and has a width where all are alike.
+    """
+    shown = [*values, least, least, most, most]
+    mean, wide = fmean(shown), student(len(shown) - 1) * math.sqrt(variance(shown) / len(shown))
+    return max(least, mean - wide), min(most, mean + wide)
+
+
 def difference_interval(first: Sequence[float], last: Sequence[float]) -> tuple[float, float]:
     """Welch's interval of mean(last) - mean(first) ("The generalization of Student's problem", 1947)."""
     parts = [variance(side) / len(side) for side in (first, last)]
