@@ -24,19 +24,19 @@ from lightning_core.cli.rollouts import open_run
 from lightning_core.cli.serving import say
 from lightning_core.cli.training import SET, call_once, read_launch
 from lightning_core.errors import ConfigError
+from lightning_core.experience.returns import reward_of
 from lightning_core.insight.verdict import level_interval, mean_interval
-from lightning_core.json_text import read_json
 from lightning_core.prompts import read_declared
-from lightning_core.returns import reward_of
+from lightning_core.records.types import Status, Task
 from lightning_core.stores.base import get_run
-from lightning_core.terminal import Terminal
+from lightning_core.stores.versions import POLICY, get_version
+from lightning_core.texts.json_text import read_json
+from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import RUNS, write_atomically
 from lightning_core.trainer.launch import Launch
 from lightning_core.trainer.plan import EVALUATIONS, make_tasks
 from lightning_core.trainer.report import find_whole_evaluation
 from lightning_core.trainer.trainer import Trainer
-from lightning_core.types import Status, Task
-from lightning_core.versions import POLICY, get_version
 
 APP: Final = "app"
 """The policy that stands for whatever model the app itself asks."""

@@ -17,12 +17,13 @@ from lightning_core.cli import main
 from lightning_core.cli.evaluating import Score, summarise
 from lightning_core.gateway.server import ServerThread
 from lightning_core.insight.verdict import level_interval, mean_interval
-from lightning_core.types import Task
+from lightning_core.records.types import Task
 
 JOB = """
 import os
 import openai
 import lightning_core as lightning
+from lightning_core.tracing.scope import current_scope
 
 async def solve(task):
     async with openai.AsyncOpenAI(api_key="none") as client:
@@ -30,18 +31,19 @@ async def solve(task):
             reply = await client.chat.completions.create(
                 model="policy",
                 messages=[{"role": "user", "content": str(task.input["question"])}],
-                max_completion_tokens=8,
+                max_completion_tokens=24,
             )
-    return (reply.choices[0].message.content or "").count("e") / 8
+    place = current_scope().rollout_id.rpartition("-")[2]
+    return int(place) % 2 + sum(map(ord, reply.choices[0].message.content or "")) % 11 / 10
 
 if __name__ == "__main__":
     tasks = [{"question": f"List the boats with speed above {n}."} for n in range(9)]
-    backend = lightning.LocalBackend("tiny", learning_rate=0.003)
+    backend = lightning.LocalBackend("tiny", learning_rate=0.03)
     algorithm = lightning.GRPO(group_size=4, tasks_per_step=3)
     trainer = lightning.Trainer(backend=backend, algorithm=algorithm, steps=3, keep_checkpoints=9)
     trainer.fit(solve, train=tasks[:6], validation=tasks[6:])
 """
-"""Its reward is read off the reply, so another version earns another."""
+"""Every other rollout of a group does better, so that the weights move; the rest is read off the reply."""
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def test_a_run_its_versions_and_a_model_stand_side_by_side(evaluate, runs, tmp_p
     assert all(one["failures"] == 0 for one in results["policies"])
     assert not list((tmp_path / "out").glob("*/policy"))
     assert last["rewards"] != model["rewards"]
-    assert Path(first["run"]).name == "2-a-1"
+    assert Path(first["run"]).name.endswith("-a-1")
 
 
 def test_the_tasks_of_a_file_and_a_threshold_decide_the_exit_status(evaluate, runs, tmp_path):
