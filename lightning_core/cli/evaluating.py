@@ -50,7 +50,7 @@ _VERSION = re.compile(r"(.+)@(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PolicyScore:
     """The rewards of one policy in the order of the tasks; a rollout that failed has 0."""
 
     policy: str
@@ -92,7 +92,7 @@ def evaluate(
     if (place / RESULTS).exists():
         raise ConfigError(f"{str(place)!r} holds results, and nothing is overwritten; give a new folder")
     read = None if tasks is None else read_tasks(tasks)
-    scores: list[Score] = []
+    scores: list[PolicyScore] = []
 
     def once(
         trainer: Trainer, solve: Any, *, train: Iterable[Any] = (), validation: Iterable[Any] = ()
@@ -141,7 +141,7 @@ def read_tasks(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def run_policy(trainer: Trainer, solve: Any, tasks: Sequence[Task], name: str, folder: Path) -> Score:
+def run_policy(trainer: Trainer, solve: Any, tasks: Sequence[Task], name: str, folder: Path) -> PolicyScore:
     """Run each task twice under one policy, in a run of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         changed = with_policy(trainer, name, Path(scratch) / "policy")
@@ -192,7 +192,7 @@ async def _check(name: str) -> None:
         )
 
 
-async def _read_score(name: str, folder: Path) -> Score:
+async def _read_score(name: str, folder: Path) -> PolicyScore:
     async with open_run(folder) as (store, run_id):
         rollouts = await find_whole_evaluation(store, run_id, 0)
     by_place = {rollout.place: rollout for rollout in rollouts}
@@ -201,10 +201,10 @@ async def _read_score(name: str, folder: Path) -> Score:
         kind: [reward_of(by_place[f"{kind}-{place}"]) for place in range(count)] for kind in EVALUATIONS
     }
     failures = sum(rollout.status is not Status.SUCCEEDED for rollout in rollouts)
-    return Score(name, folder, rewards["sampled"], rewards["greedy"], failures)
+    return PolicyScore(name, folder, rewards["sampled"], rewards["greedy"], failures)
 
 
-def summarise(scores: Sequence[Score], tasks: Sequence[Task]) -> dict[str, Any]:
+def summarise(scores: Sequence[PolicyScore], tasks: Sequence[Task]) -> dict[str, Any]:
     """The content of `results.json`: means, their intervals, differences from the first policy, rewards."""
     every = [reward for one in scores for kind in EVALUATIONS for reward in one.rewards(kind)]
     bounds = min(0.0, *every), max(1.0, *every)
@@ -228,7 +228,7 @@ def summarise(scores: Sequence[Score], tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _figures(one: Score, first: Score, kind: str, bounds: tuple[float, float]) -> dict[str, Any]:
+def _figures(one: PolicyScore, first: PolicyScore, kind: str, bounds: tuple[float, float]) -> dict[str, Any]:
     rewards = one.rewards(kind)
     figures: dict[str, Any] = {"mean": fmean(rewards), "interval": level_interval(rewards, *bounds)}
     if one is not first:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from lightning_core.cli import main
-from lightning_core.cli.evaluating import Score, summarise
+from lightning_core.cli.evaluating import PolicyScore, summarise
 from lightning_core.gateway.server import ServerThread
 from lightning_core.insight.verdict import level_interval, mean_interval
 from lightning_core.records.types import Task
@@ -174,8 +174,8 @@ def test_the_model_that_the_app_asks_is_a_policy_too(evaluate, runs, hosted, tmp
 
 def test_the_figures_are_those_of_the_formulas():
     tasks = [Task(id=f"{n}", input={"n": n}) for n in range(4)]
-    first = Score("a", Path("a"), [1, 0, 0, 1], [1, 1, 1, 1], 0)
-    second = Score("b", Path("b"), [1, 1, 0, 1], [0, 1, 1, 1], 1)
+    first = PolicyScore("a", Path("a"), [1, 0, 0, 1], [1, 1, 1, 1], 0)
+    second = PolicyScore("b", Path("b"), [1, 1, 0, 1], [0, 1, 1, 1], 1)
     one, two = summarise([first, second], tasks)["policies"]
     assert one["greedy"] == {"mean": 1, "interval": level_interval([1, 1, 1, 1], 0, 1)}
     assert two["sampled"]["difference"] == 0.25
