@@ -244,17 +244,34 @@ def test_make_check_refuses_what_a_merge_left_behind(marker: str, tmp_path: Path
     assert f"page.md:2:{marker}" in found.stdout
 
 
+def check_places(names: list[str]) -> list[str]:
+    """The paths among them, once they are there and hold the other names."""
+    named = [name for name in names if "/" in name or name.endswith(".py")]
+    paths = [ROOT / name if name.startswith("tests/") else ROOT / "lightning_core" / name for name in named]
+    assert [path for path in paths if not path.exists()] == []
+    text = "".join(path.read_text() for path in paths if path.is_file())
+    assert [name for name in names if name not in named and name not in text] == []
+    return named
+
+
+def section(title: str) -> str:
+    """The section of that title in the page on architecture, up to the next of its height."""
+    return (ROOT / "docs/architecture.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
 def test_the_table_of_places_names_files_that_are_there_and_what_they_hold() -> None:
-    table = (
-        (ROOT / "docs/architecture.md").read_text().partition("## Where is it?")[2].partition("## Laws")[0]
-    )
-    rows = [re.findall(r"`([^`]+)`", row) for row in table.splitlines() if "`" in row]
+    rows = [re.findall(r"`([^`]+)`", row) for row in section("Where is it?").splitlines() if "`" in row]
     assert len(rows) > 10
     for names in rows:
-        named = [name for name in names if "/" in name or name.endswith(".py")]
-        paths = [
-            ROOT / name if name.startswith("tests/") else ROOT / "lightning_core" / name for name in named
-        ]
-        assert [path for path in paths if not path.exists()] == []
-        text = "".join(path.read_text() for path in paths if path.is_file())
-        assert [name for name in names if name not in named and name not in text] == []
+        check_places(names)
+
+
+def test_each_walk_passes_five_rooms_that_are_there_at_most() -> None:
+    """A walk is the numbered steps under a heading, or one row of a table under it."""
+    walks = section("Three walks").split("\n### ")[1:]
+    assert len(walks) == 3
+    for walk in walks:
+        steps = [line for line in walk.splitlines() if re.match(r"\d\. ", line)]
+        for way in ["\n".join(steps)] if steps else re.findall(r"^\| a .*$", walk, re.M):
+            assert 1 < len(set(check_places(re.findall(r"`([^`]+)`", way)))) <= 5
+        check_places([name for name in re.findall(r"`([^`]+)`", walk) if "/" in name])
