@@ -123,7 +123,8 @@ def rollback(
 
         agentlightning models rollback runs/demo 12
     """
-    asyncio.run(roll_back(run, context.obj.store, context.obj.name, version))
+    with reading(run):
+        asyncio.run(roll_back(run, context.obj.store, context.obj.name, version))
 
 
 @app.command()
@@ -138,7 +139,8 @@ def export(
     agentlightning models export runs/demo 12 models/boats
     """
     where = context.obj
-    asyncio.run(export_model(run, where.store, where.name, version, out))
+    with reading(run):
+        asyncio.run(export_model(run, where.store, where.name, version, out))
 
 
 # what the verbs do ------------------------------------------------------------------------

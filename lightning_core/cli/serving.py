@@ -160,6 +160,8 @@ async def serve_model(
     """Serve until interrupted; calls without a token are recorded as belonging to no rollout."""
     folder, version = _run_and_version(what)
     if RunFolder(folder, resume=True).read_address() is None:
+        if version is not None:
+            raise ConfigError(f"{str(folder)!r} is not a run's folder; `agentlightning runs` lists the runs")
         making = _of_model(what, store, hosts)
     elif store is not None:
         raise ConfigError(f"run {what!r} has a store of its own; leave --store out")
@@ -224,6 +226,7 @@ async def _of_run(
         if run is None or not run.secret:
             raise ConfigError(f"run {run_id!r} has not started; train it first")
         async with serving_run(store, run, load_plugins(), version=version) as upstream:
+            await upstream.open()
             gateway = Gateway(
                 upstream, store, tokens_of(run), agents=agents_of(run), anonymous=True, hosts=hosts
             )

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from lightning_core.backends.preflight import gib
-from lightning_core.cli.rollouts import open_run
+from lightning_core.cli.rollouts import open_run, reading
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import get_run
@@ -66,23 +66,28 @@ def prune(
 
     A finished run loses all checkpoints but the newest, and the optimizer's state in that one. A run that was
     stopped keeps its newest checkpoint whole, to resume from. Kept are the version that is served, those that
-    a person chose, and the best one. A run that is being trained is left alone.
+    a person chose, and the best one. A run that is being trained is left alone. The command ends with 1 if a
+    run could not be read.
 
         agentlightning runs prune
         agentlightning runs prune runs/20260101-120000
     """
-    console, freed = Terminal(), 0
+    console, freed, unread = Terminal(), 0, False
     for path in _runs_among(paths):
         before = disk_bytes(path)
         try:
-            asyncio.run(_prune(path))
+            with reading(path):
+                asyncio.run(_prune(path))
         except (LightningError, OSError) as problem:  # such as a server that is away: the others go on
+            unread = unread or not RunFolder(path, resume=True).held
             console.print(f"{path}: left as it is: {problem}", markup=False, highlight=False, soft_wrap=True)
             continue
         after = disk_bytes(path)
         freed += before - after
         console.print(f"{path}: {gib(before)} → {gib(after)}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"freed {gib(freed)}", highlight=False)
+    if unread:
+        raise typer.Exit(1)
 
 
 async def _prune(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shlex
 import signal
@@ -20,6 +21,7 @@ import typer
 from lightning_core.cli.serving import say
 from lightning_core.deploy.deployment import inside, read_deployment
 from lightning_core.errors import ConfigError, LightningError, TrainingStopped
+from lightning_core.texts.masking import without_password
 from lightning_core.texts.terminal import Terminal, shown
 from lightning_core.trainer.launch import Launch, launching
 from lightning_core.trainer.preflight import show_plan
@@ -32,6 +34,8 @@ _OWN = "A setting of the worker, such as concurrency=8 or workers=ray:8; may be 
 
 _PYTHON: Final = {"True": True, "False": False, "None": None}
 """Values as Python writes them, beside JSON's."""
+
+_STORE: Final = re.compile(r"((?:--set=)?store=)(.*)")
 
 
 class Target(StrEnum):
@@ -129,6 +133,7 @@ def deploy(
     if up and down:
         raise typer.BadParameter("give --up or --down, not both")
     settings = tuple(given or ())
+    again = start_again(sys.argv[1:])  # the script gets a command line of its own
 
     def use(trainer: Trainer, solve: object, **tasks: Any) -> None:
         from lightning_core.deploy import engines  # the writers and their YAML
@@ -155,10 +160,16 @@ def deploy(
         if up:
             engines.start(engine, deployment, files, say)
         else:
-            again = ["agentlightning", "deploy", str(target), str(script), "--out", str(files), "--up"]
             say(f"start it: {shlex.join(again)}")
 
     call_once(script, context.args, read_launch(settings, {}), use)
+
+
+def start_again(given: Sequence[str]) -> list[str]:
+    """The same command with --up, before the script's own arguments, and without the store's password."""
+    words = [_STORE.sub(lambda found: found[1] + without_password(found[2]), word) for word in given]
+    end = words.index("--") if "--" in words else len(words)
+    return ["agentlightning", *words[:end], "--up", *words[end:]]
 
 
 # what the verbs do ------------------------------------------------------------------------

@@ -204,6 +204,12 @@ class VersionedUpstream:
         self._cache = EngineCache(self._open, engines)
         self._decode = embedded.upstream.decode if embedded is not None else None
 
+    async def open(self) -> None:
+        """Open the engine of the current version before a request needs it. Raises ModelError if its weights
+        can't be read."""
+        async with self._cache.engine((await self._registry.current()).version):
+            pass
+
     async def chat(self, request: ChatRequest) -> Generation:
         """Start a completion by the version asked for, or the current one. Raises ApiError for a version
         that is unknown or deleted; waits while its weights are read."""

@@ -24,7 +24,7 @@ import psycopg
 import pytest
 
 from lightning_core.cli import main
-from lightning_core.cli.training import call_once, read_launch
+from lightning_core.cli.training import call_once, read_launch, start_again
 from lightning_core.deploy.deployment import RUNS, Deployment, read_deployment
 from lightning_core.deploy.documents import make_values
 from lightning_core.deploy.engines import ENGINES, dump, first_reward, write_files
@@ -241,17 +241,32 @@ def test_an_image_gets_what_the_script_had_loaded_in_the_versions_that_are_here(
     assert (tmp_path / "out/compose.yaml").read_text().startswith("# Made by a test.\nname: small\n")
 
 
-def test_the_start_line_is_one_that_a_shell_takes(
+def test_the_start_line_is_the_command_itself_for_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my train.py").write_text((ROOT / "tests/cli/small_job.py").read_text())
+    options = ["--workers", "3", "--set", "steps=2", "--set=seed=7", "--secret", "OPENAI_API_KEY"]
+    given = ["deploy", "docker", "my train.py", *options, "--out", "$(my) files"]
+    own = ["--", "--data", "all boats"]
     monkeypatch.setenv("COLUMNS", "500")
-    given = ["deploy", "docker", "my train.py", "--out", "$(my) files"]
-    monkeypatch.setattr(sys, "argv", ["agentlightning", *given])
+    monkeypatch.setattr(sys, "argv", ["agentlightning", *given, *own])
     monkeypatch.setattr(sys, "path", [*sys.path])
     with in_folder(tmp_path), pytest.raises(SystemExit):
         main()
     said = capsys.readouterr()
     (line,) = [line for line in (said.out + said.err).splitlines() if line.startswith("start it: ")]
-    assert shlex.split(line.removeprefix("start it: ")) == ["agentlightning", *given, "--up"]
+    assert shlex.split(line.removeprefix("start it: ")) == ["agentlightning", *given, "--up", *own]
     assert (tmp_path / "$(my) files/compose.yaml").exists()
+
+
+@pytest.mark.parametrize("option", ["--set=store=", "store="])
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:pw@db.example/runs", "postgresql://me@db.example/runs"),
+        ("https://pw@db.example/api", "https://db.example/api"),
+    ],
+)
+def test_the_start_line_holds_no_password(option: str, url: str, shown: str) -> None:
+    given = ["deploy", "docker", "train.py", "--set", option + url]
+    assert start_again(given) == ["agentlightning", *given[:-1], option + shown, "--up"]

@@ -26,6 +26,7 @@ from lightning_core.backends.weights.folders import (
     STATE,
     WEIGHTS,
     Files,
+    read_state,
     recover,
     write_folder,
 )
@@ -63,14 +64,14 @@ class Checkpoints:
         """
         recover(folder)
         try:
-            state = json.loads((folder / STATE).read_text())
+            state = read_state(folder)
             names = [MOMENTS] * state.get("moments", True) + [CRITIC] * (
                 state.get("critic_steps") is not None
             )
             tensors = {name: load_file(folder / name) for name in names}
             self._put(folder / "model")
             self._check_finite(tensors)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        except (ModelError, OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ModelError(
                 f"can't go on from checkpoint {str(folder)!r}: {error}; give a folder written by `save` "
                 "with the same model and the same lora options"
@@ -108,8 +109,9 @@ class Checkpoints:
 
 
 def forget_moments(folder: Path) -> None:
-    """Delete AdamW's state from a checkpoint. A kill on the way leaves a checkpoint that can be loaded."""
-    state = json.loads((folder / STATE).read_text())
+    """Delete AdamW's state from a checkpoint. A kill on the way leaves a checkpoint that can be loaded.
+    Raises ModelError for a damaged one."""
+    state = read_state(folder)
     draft = folder / f".{STATE}"  # renamed over the old one, which other folders may hold as well
     draft.touch(mode=0o600)
     draft.write_text(json.dumps({**state, "moments": False}))

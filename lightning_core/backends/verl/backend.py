@@ -21,7 +21,7 @@ from lightning_core.backends.meter import Meter
 from lightning_core.backends.preflight import RunPlan
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.backends.vllm.server import ServerOptions, VllmEngine
-from lightning_core.backends.weights.folders import STATE, recover, replacing
+from lightning_core.backends.weights.folders import STATE, read_state, recover, replacing
 from lightning_core.backends.weights.sizes import TensorChange, measure
 from lightning_core.backends.weights.sources import check_folder, check_weights, keep_ends
 from lightning_core.backends.weights.versions import Content, compare_versions, export_version
@@ -414,10 +414,7 @@ def _write_model(parts: _Parts, folder: Path) -> None:
 def _read_state(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint. Raises ModelError if it is none, or verl's own files are gone."""
     recover(folder)
-    try:
-        state: dict[str, Any] = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"can't go on from checkpoint {str(folder)!r}: {error}") from error
+    state = read_state(folder)
     if not (folder / "verl" / "policy").is_dir():
         raise ModelError(
             f"checkpoint {str(folder)!r} was not written by the verl backend, or what is needed to go on "

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_core.errors import ModelError
 
@@ -198,3 +198,21 @@ def _name_shards(folder: Path, places: dict[str, int], shards: int, total: int) 
         "weight_map": {name: names[place] for name, place in places.items()},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state in a checkpoint's `state.json`. Raises ModelError, naming the file, if it is
+    missing or damaged."""
+    file = folder / STATE
+    try:
+        state = json.loads(file.read_bytes())
+        if not isinstance(state, dict):
+            raise ValueError("it holds no JSON object")
+        for name in ("policy_version", "optimizer_steps", "context", "critic_steps"):
+            if not isinstance(state.get(name), int | None):
+                raise ValueError(f"{name} is {state[name]!r}, no number")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"can't read the checkpoint's file {str(file)!r}: {error}; restore it from a copy"
+        ) from error
+    return state

@@ -127,10 +127,13 @@ def load_config(source: str) -> tuple[Any, Any]:
     config._attn_implementation = None  # it may name code on the hub
     try:
         return config, GenerationConfig.from_pretrained(source)
-    except OSError:  # as for a model loaded whole: where the file is missing, the model's own says it
-        return config, GenerationConfig.from_model_config(config)
     except Exception as error:  # boundary, as in `load_part`
-        raise ModelError(f"can't read generation_config.json of model {source!r}: {error}") from error
+        if isinstance(error, OSError) and not Path(source, "generation_config.json").exists():
+            return config, GenerationConfig.from_model_config(config)  # as for a model loaded whole
+        raise ModelError(
+            f"can't read generation_config.json of model {source!r}: {error}; restore the file, or delete it "
+            "if config.json says where a reply ends"
+        ) from error
 
 
 def check_weights(folder: Path) -> None:

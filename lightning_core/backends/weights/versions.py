@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from lightning_core.backends.weights.folders import ADAPTER, STATE, WEIGHTS, recover, write_folder
+from lightning_core.backends.weights.folders import ADAPTER, STATE, WEIGHTS, read_state, recover, write_folder
 from lightning_core.backends.weights.model import Model, plain_files, read_model, tied_names
 from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.backends.weights.sources import check_folder
@@ -60,11 +60,8 @@ class Content:
     @property
     def context(self) -> int | None:
         """The context that the checkpoint was trained with; None where that is not said."""
-        try:
-            state: dict[str, int | None] = json.loads((Path(self.source) / STATE).read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return state.get("context")
+        folder = Path(self.source)
+        return read_state(folder).get("context") if (folder / STATE).exists() else None
 
 
 def read_version(content: Content, *, name: str, context: int | None) -> Model:
