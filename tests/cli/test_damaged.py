@@ -112,7 +112,7 @@ def all_verbs(words: str) -> Words:
 
 
 def model(words: str) -> Words:
-    """What needs the weights is refused; the rest goes on."""
+    """Words of the verbs that need the weights; the others go on."""
     return {"export": words, "serve": words}
 
 
