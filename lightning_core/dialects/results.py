@@ -29,7 +29,8 @@ def in_call_order(messages: Iterable[Json], param: str) -> list[Json]:
             continue
         ordered += _sorted(run, asked, param)
         run = []
-        for call in message.get("tool_calls") or ():
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
             asked[_text(call.get("id")) if isinstance(call, dict) else None] = next(places)
         ordered.append(message)
     return [*ordered, *_sorted(run, asked, param)]

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from lightning_core.dialects import get_dialect
+from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 
@@ -78,3 +79,9 @@ def test_results_of_several_turns_stay_with_theirs() -> None:
 
 def test_a_result_without_an_id_stays_where_it_is() -> None:
     assert [each["content"] for each in chat("c2", None, "c0")] == ["c2", "None", "c0"]
+
+
+@pytest.mark.parametrize("calls", [1.5, True, {"id": "a"}, "a"])
+def test_calls_that_are_no_list_are_no_calls(calls: object) -> None:
+    messages: list[dict[str, object]] = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    assert in_call_order(messages, "messages") == messages
