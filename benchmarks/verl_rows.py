@@ -23,8 +23,8 @@ import torch
 from benchmarks.report import Row as Measured
 from benchmarks.report import publish
 from lightning_core.algorithms.policy_gradient import GRPO
+from lightning_core.backends.rows import make_rows, report_rows, share
 from lightning_core.backends.verl.batch import BatchMemory, entry_values, fields
-from lightning_core.backends.verl.rows import make_rows, report_rows, share
 from lightning_core.records.sequences import as_ids, as_logprobs
 from lightning_core.records.types import Trajectory, Transition
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.settings import LoraOptions as LoraOptions
     from lightning_core.backends.settings import Schedule as Schedule
+    from lightning_core.backends.tinker.backend import TinkerBackend as TinkerBackend
     from lightning_core.backends.verl.backend import VerlBackend as VerlBackend
     from lightning_core.errors import LightningError as LightningError
     from lightning_core.experience.returns import FailurePolicy as FailurePolicy
@@ -84,6 +85,7 @@ _HOMES = {
     "Schedule": "backends.settings",
     "Signal": "air.base",
     "Task": "records.types",
+    "TinkerBackend": "backends.tinker.backend",
     "Trainer": "trainer.trainer",
     "Trajectory": "records.types",
     "Transition": "records.types",

@@ -21,6 +21,7 @@ def lightning_register(register: Register) -> None:
 
     register("backend", "local", "lightning_core.backends.local:LocalBackend")
     register("backend", "verl", "lightning_core.backends.verl.backend:VerlBackend")
+    register("backend", "tinker", "lightning_core.backends.tinker.backend:TinkerBackend")
 
     register("credit", "uniform", "lightning_core.credit.whole:uniform")
     register("credit", "per_agent", "lightning_core.credit.whole:per_agent")

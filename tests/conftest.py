@@ -67,6 +67,7 @@ LONG = (
     "tests/trainer/test_address.py",
     "tests/trainer/test_killed_evaluation.py",
     "tests/trainer/test_serving.py",
+    "tests/tinker/",
     "tests/vllm/",
     "tests/verl/",
 )

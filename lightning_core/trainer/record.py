@@ -50,6 +50,7 @@ PACKAGES = {
     "peft": "peft",
     "pydantic-ai-slim": "pydantic_ai",
     "ray": "ray",
+    "tinker": "tinker",
     "tokenizers": "tokenizers",
     "torch": "torch",
     "transformers": "transformers",

@@ -20,11 +20,11 @@ from verl.utils import tensordict_utils
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
+from lightning_core.backends.rows import make_rows, share
 from lightning_core.backends.settings import BETAS
 from lightning_core.backends.verl.batch import entry_values, to_batch
 from lightning_core.backends.verl.learning import Learner
 from lightning_core.backends.verl.loss import mask_outputs
-from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.experience.trajectories import Floats
 from lightning_core.records.types import Key

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_core.backends.verl.rows import Row
+from lightning_core.backends.rows import Row
 from lightning_core.experience.trajectories import Floats
 from lightning_core.records.types import Key, Trajectory, Transition
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_core.backends.rows import Row, make_rows, share
 from lightning_core.backends.verl.batch import BatchMemory, entry_values, fields, flat
-from lightning_core.backends.verl.rows import Row, make_rows, share
 from lightning_core.errors import TrainingError
 from lightning_core.records.types import Key, Trajectory, Transition
 from tests.verl.recorded import parents, play

@@ -16,8 +16,8 @@ from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import rearrange_micro_batches, restore_dynamic_batch
 
 from lightning_core.algorithms.policy_gradient import GRPO
+from lightning_core.backends.rows import Row, make_rows, share
 from lightning_core.backends.verl.batch import entry_values, to_batch
-from lightning_core.backends.verl.rows import Row, make_rows, share
 from tests.verl.recorded import parents, play
 
 RANKS = 3

@@ -24,6 +24,7 @@ from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.packing import make_plan
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.rows import Row, make_rows, make_state_rows, share
 from lightning_core.backends.settings import TrainingSettings
 from lightning_core.backends.verl.batch import entry_values, fields
 from lightning_core.backends.verl.loss import (
@@ -33,7 +34,6 @@ from lightning_core.backends.verl.loss import (
     coefficients,
     finish_metrics,
 )
-from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, share
 from lightning_core.credit.base import assign
 from lightning_core.errors import TrainingError
 from lightning_core.experience.trajectories import make_packs

@@ -25,8 +25,8 @@ from lightning_core.algorithms.policy_gradient import GRPO, PPO, PolicyGradient
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.rows import make_rows, share
 from lightning_core.backends.settings import Schedule, TrainingSettings
-from lightning_core.backends.verl.rows import make_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.credit.base import assign
 from lightning_core.records.types import Key, Trajectory

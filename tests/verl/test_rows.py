@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, report_rows, share
+from lightning_core.backends.rows import Row, make_rows, make_state_rows, report_rows, share
 from lightning_core.errors import TrainingError
 from lightning_core.experience.trajectories import CHANGED
 from lightning_core.records.types import Key, Trajectory, Transition

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_core.backends.verl.rows import SPAN, Row, join_spans
+from lightning_core.backends.rows import SPAN, Row, join_spans
 from lightning_core.errors import TrainingError
 from lightning_core.experience.trajectories import Floats
 

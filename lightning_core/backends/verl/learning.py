@@ -14,6 +14,7 @@ import numpy as np
 
 from lightning_core.algorithms.base import Algorithm, Critic, last_pass, mini_batches
 from lightning_core.backends.meter import Meter
+from lightning_core.backends.rows import Row, make_rows, make_state_rows, report_rows, share
 from lightning_core.backends.settings import default_critic_rate
 from lightning_core.backends.verl.batch import BatchMemory, entry_values, to_batch
 from lightning_core.backends.verl.loss import (
@@ -23,7 +24,6 @@ from lightning_core.backends.verl.loss import (
     coefficients,
     finish_metrics,
 )
-from lightning_core.backends.verl.rows import Row, make_rows, make_state_rows, report_rows, share
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, TrainingError
 from lightning_core.experience.trajectories import Floats

@@ -25,9 +25,9 @@ import torch
 
 from lightning_core.algorithms import losses
 from lightning_core.algorithms.base import Algorithm, Entries
+from lightning_core.backends.rows import Row
 from lightning_core.backends.serving.constraints import Grammars, penalties
 from lightning_core.backends.verl.batch import GRAMMARS, fields, flat, parents_of
-from lightning_core.backends.verl.rows import Row
 from lightning_core.errors import TrainingError
 from lightning_core.experience.trajectories import Floats
 

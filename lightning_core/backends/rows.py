@@ -1,4 +1,4 @@
-"""A batch as rows: what verl's engines can take.
+"""A batch as rows: what engines of plain sequences can take, such as verl's.
 
 Their attention knows plain sequences, not trees. So a row is one path through the token tree: a transition
 whose tokens begin with all of an earlier one's (its prompt and what was sampled) goes on in that one's row,
