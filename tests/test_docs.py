@@ -131,6 +131,50 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_heading(page: Path) -> No
     assert bad_tables(page.read_text()) == []
 
 
+FIRST = ("README.md", "docs/first-hour.md", "docs/credit.md", "docs/metrics.md")
+"""Pages that a first user reads from beginning to end."""
+
+
+def prose(text: str) -> list[str]:
+    """The page's sentences, without code, headings, tables and the targets of links."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("    ", "#", "|", "!", "["))]
+    text = re.sub(r"\[([^\]]*)\][(\[][^)\]]*[)\]]", r"\1", "\n".join(lines))
+    blocks = re.split(r"\n\s*\n|\n(?=[-*] |\d\. |> )", text)
+    return [said for block in blocks for said in re.split(r"(?<=[.!?:])\s+", " ".join(block.split()))]
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_no_sentence_of_a_first_page_is_long(name: str) -> None:
+    assert [said for said in prose((ROOT / name).read_text()) if len(said.split()) > 30] == []
+
+
+def test_the_readme_says_who_it_is_for_what_it_takes_and_shows_a_reply_before_and_after() -> None:
+    text = (ROOT / "README.md").read_text()
+    places = [
+        text.index(f"\n{each}") for each in ("**For you**", "## Install", "## What you write", "## Result")
+    ]
+    assert places == sorted(places)
+    assert "**Not for you**" in text[places[0] : places[1]]
+    install = " ".join(text[places[1] : places[2]].split())
+    for what in ("make test", "Python 3.11", "of memory", "of disk", "in minutes"):
+        assert what in install
+    before, after = (
+        line for line in text[places[3] :].splitlines() if re.match(" +(before|after) \\(", line)
+    )
+    assert before.split()[:3] == ["before", "(reward", "0)"]
+    assert after.split()[:3] == ["after", "(reward", "1)"]
+    assert "agentlightning init" in install.partition("For your own app")[2]
+
+
+def test_the_readme_says_what_a_word_means_where_it_comes_first() -> None:
+    text = " ".join(prose((ROOT / "README.md").read_text()))
+    words = ("rollout", "gateway", "policy", "step")
+    assert [word for word in words if text.find(word) != text.find(f"*{word}*") + 1] == []
+    for name in ("advantage", "logprob", "on-policy", "baseline", "entropy"):  # words that need a page
+        assert name not in text
+
+
 PIP = re.compile(r"pip install (?P<what>[^`#\n]+)")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 STARTING = {

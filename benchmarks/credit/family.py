@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
 from benchmarks.credit.drawn import NAMED, Drawn, Played, draw
+from benchmarks.credit.tables import BASE, row, show
 from benchmarks.credit.truth import Floats
 from benchmarks.intervals import Interval
 from benchmarks.page import PAGE, RECORDS, insert
@@ -34,7 +35,6 @@ from lightning_core.trainer.parts import make_credit
 SETS = {"develop": 0, "report": 10_000}
 """The first seed of each set."""
 METHODS = ("evidence", "relevance", "tabular", "state")
-BASE = "uniform"
 CALLS = 10_000
 """Figures of a game, over all its batches."""
 FEWEST, MOST = 24, 150
@@ -169,34 +169,28 @@ def table(record: Record) -> str:
         ("share above 1", lambda ratios: float((ratios > 1).mean())),
         ("share above 1.05", lambda ratios: float((ratios > 1.05).mean())),
     ]
-    lines = [_row(f"{len(drawn)} games", methods), f"|{'---|' * (len(methods) + 1)}"]
+    lines = [row([f"{len(drawn)} games", *methods]), f"|{'---|' * (len(methods) + 1)}"]
     for name, of in rows:
-        lines.append(_row(name, [f"{of(_ratios(drawn.values(), m)):.2f}" for m in methods]))
+        lines.append(row([name, *(f"{of(_ratios(drawn.values(), m)):.2f}" for m in methods)]))
     several = [found for found in drawn.values() if found.calls >= 3]
     lines.append(
-        _row(
-            f"median of {len(several)} with three or more calls",
-            [f"{np.median(_ratios(several, m)):.2f}" for m in methods],
+        row(
+            [
+                f"median of {len(several)} with three or more calls",
+                *(f"{np.median(_ratios(several, m)):.2f}" for m in methods),
+            ]
         )
     )
     beyond = [f"{sum(f.ratios[m].low > 1.05 for f in drawn.values() if m in f.ratios)}" for m in methods]
-    lines.append(_row("games whose interval lies above 1.05", beyond))
+    lines.append(row(["games whose interval lies above 1.05", *beyond]))
     for name, found in record.games.items():
         if name not in drawn:
-            lines.append(_row(name, [_show(found.ratios.get(m)) for m in methods]))
+            lines.append(row([name, *(show(found.ratios.get(m)) for m in methods)]))
     return "\n".join(lines)
 
 
 def _ratios(games: Iterable[Found], method: str) -> Floats:
     return np.array([found.ratios[method].value for found in games if method in found.ratios])
-
-
-def _row(name: str, cells: Iterable[str]) -> str:
-    return f"| {name} | {' | '.join(cells)} |"
-
-
-def _show(ratio: Interval | None) -> str:
-    return "–" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def main(arguments: list[str] | None = None) -> None:

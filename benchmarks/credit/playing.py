@@ -32,11 +32,11 @@ class Batch:
         truth, random, wordings = self._truth, self._random, self._truth.environment.wordings
         transitions: list[Transition] = []
         memory: dict[str, tuple[int, ...]] = {}
-        state, total = _draw(truth.starts[task], random)
+        state, total = draw_outcome(truth.starts[task], random)
         while (row := truth.prompt_of[state]) != OVER:
             bounds = self._bounds[row]
             action = min(bisect(bounds, random.random()), len(bounds) - 1)
-            state, reward = _draw(truth.outcomes[state][action], random)
+            state, reward = draw_outcome(truth.outcomes[state][action], random)
             total += reward
             agent, shown = truth.prompts[row].agent, truth.prompt_ids[row]
             prompt = memory.get(agent, ()) + shown
@@ -69,7 +69,8 @@ class Batch:
         )
 
 
-def _draw(outcomes: list[tuple[float, int, float]], random: Random) -> tuple[int, float]:
+def draw_outcome(outcomes: list[tuple[float, int, float]], random: Random) -> tuple[int, float]:
+    """Returns the number of a state and the reward on the way to it."""
     if len(outcomes) > 1:
         left = random.random()
         for probability, state, reward in outcomes:

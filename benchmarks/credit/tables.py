@@ -61,7 +61,7 @@ def ratio_table(comparisons: dict[str, Comparison], methods: Sequence[str]) -> s
 def _mean_ratio(method: str, comparisons: Sequence[Comparison]) -> str:
     pairs = [pair for each in comparisons if (pair := beside_base(method, each)) is not None]
     alike = len({len(base) for _, base in pairs}) == 1
-    return _show(mean_ratio_of(pairs, fmean), 2) if alike else "–"
+    return show(mean_ratio_of(pairs, fmean), 2) if alike else "–"
 
 
 def _lost(method: str, comparisons: Sequence[Comparison]) -> str:
@@ -84,7 +84,7 @@ def cost_table(costs: dict[str, dict[str, Interval]]) -> str:
         f"|{'---|' * (len(methods) + 1)}",
     ]
     for environment, found in costs.items():
-        cells = [_show(found[method], 2) if method in found else "–" for method in methods]
+        cells = [show(found.get(method)) for method in methods]
         lines.append(f"| {environment} | {' | '.join(cells)} |")
     worst = [max(found[method].value for found in costs.values() if method in found) for method in methods]
     lines.append(f"| the worst | {' | '.join(f'{value:.2f}' for value in worst)} |")
@@ -102,7 +102,7 @@ def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
         "medians",
         "final success",
     ]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines = [row(head), f"|{'---|' * len(head)}"]
     for name in methods:
         if (outcome := comparison.outcomes.get(name)) is None:
             continue
@@ -112,12 +112,12 @@ def detail_table(comparison: Comparison, methods: Sequence[str]) -> str:
         cells = [
             name,
             f"{outcome.rate:g}",
-            _show(rollouts, 0),
+            show(rollouts, 0),
             f"{there} of {len(outcome.rollouts)}",
-            *("–" if ratio is None else "1" if name == PUBLISHED else _show(ratio, 2) for ratio in ratios),
-            _show(median_of(outcome.final), 2),
+            *("1" if name == PUBLISHED and ratio else show(ratio) for ratio in ratios),
+            show(median_of(outcome.final), 2),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(row(cells))
     return "\n".join(lines)
 
 
@@ -141,6 +141,14 @@ def _ratio_cell(method: str, comparison: Comparison) -> str:
     return f"**{number}**" if ratio.value <= 0.6 else f"{number} ✗" if ratio.value > 1.1 else number
 
 
-def _show(interval: Interval, digits: int) -> str:
+def row(cells: Iterable[str]) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def show(interval: Interval | None, digits: int = 2) -> str:
+    """A value with its bounds; a dash where there is none."""
+    if interval is None:
+        return "–"
     low, high = f"{interval.low:,.{digits}f}", f"{interval.high:,.{digits}f}"
     return f"{interval.value:,.{digits}f} ({low} to {high})"

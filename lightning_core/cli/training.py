@@ -21,6 +21,7 @@ import typer
 from lightning_core.cli.serving import say
 from lightning_core.deploy.deployment import inside, read_deployment
 from lightning_core.errors import ConfigError, LightningError, TrainingStopped
+from lightning_core.insight.failures import key_hint
 from lightning_core.texts.masking import without_password
 from lightning_core.texts.terminal import Terminal, shown
 from lightning_core.trainer.launch import Launch, launching
@@ -276,6 +277,8 @@ def run_script(script: Path, arguments: Sequence[str], launch: Launch) -> None:
         raise
     except Exception as error:  # whatever the user's script raises is the user's to read
         sys.stderr.write(shown(script_traceback(error, str(script))))
+        if (hint := key_hint(str(error))) is not None:
+            sys.stderr.write(f"hint: {hint}\n")
         raise typer.Exit(1) from None
 
 

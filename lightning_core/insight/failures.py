@@ -90,13 +90,21 @@ def with_hint(error: str, calls: Iterable[Call]) -> str:
     answered = [call for call in calls if call.status == "completed" and call.choices]
     first, newline, rest = error.partition("\n")
     if answered and is_cut(answered[-1]):
-        hint = _cut(answered[-1])
-    elif without_key := _WITHOUT_KEY.search(first):
-        name = "ANTHROPIC_API_KEY" if without_key[1] is None else "OPENAI_API_KEY"
-        hint = f"the app's client has no key; for trained agents any value will do: export {name}=none"
+        hint: str | None = _cut(answered[-1])
     else:
+        hint = key_hint(first)
+    if hint is None:
         return error
     return f"{first}\n  hint: {hint}{newline}{rest}"
+
+
+def key_hint(error: str) -> str | None:
+    """The advice for an error of a client without a key; None for another error."""
+    found = _WITHOUT_KEY.search(error)
+    if found is None:
+        return None
+    name = "ANTHROPIC_API_KEY" if found[1] is None else "OPENAI_API_KEY"
+    return f"the app's client has no key; for trained agents any value will do: export {name}=none"
 
 
 def _cut(call: Call) -> str:
@@ -109,9 +117,10 @@ def _cut(call: Call) -> str:
 
 
 _WITHOUT_KEY = re.compile(
-    r"(Missing credentials|api_key client option must be set)|Could not resolve authentication method"
+    r"(Missing credentials|api_key client option must be set|Set the `OPENAI_API_KEY`)"
+    r"|Could not resolve authentication method"
 )
-"""Messages of OpenAI's SDKs, the group, and of Anthropic's, for a client without a key."""
+"""Messages of OpenAI's SDKs and of Pydantic AI, the group, and of Anthropic's, for a client without a key."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 

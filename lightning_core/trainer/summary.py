@@ -239,14 +239,21 @@ def write_card(folder: RunFolder, summary: Summary) -> None:
 
 def exported_note(summary: Summary) -> str | None:
     """Which version was exported, and why; None where the summary does not say."""
-    updates, last = summary.exported, summary.after
-    if updates is None:
+    if summary.exported is None:
         return None
-    if updates == summary.steps or last is None:
-        return f"Exported after update {updates} of {summary.steps}."
-    found = next((each for each in summary.between if each.step == updates), None)
-    best = f"{found.greedy:.3f}, after the last {last.greedy:.3f}" if found else ""
-    return f"Exported after update {updates} of {summary.steps}, the best on held-out tasks (greedy: {best})."
+    found = next((each for each in summary.between if each.step == summary.exported), None)
+    last = summary.after
+    if summary.settings.get("export_best") is False:
+        why = "the last, as export_best=False asks"
+    elif last is None:
+        why = "the last: without held-out tasks no version is known to be better"
+    elif not summary.between:
+        why = "the last: no other was evaluated (evaluate_every=10 evaluates every tenth)"
+    elif found is None:
+        why = f"the best on held-out tasks (greedy: {last.greedy:.3f})"
+    else:
+        why = f"the best on held-out tasks (greedy: {found.greedy:.3f}, after the last {last.greedy:.3f})"
+    return f"Exported after update {summary.exported} of {summary.steps}, {why}."
 
 
 def serving_notes(summary: Summary) -> list[str]:

@@ -98,6 +98,8 @@ def test_a_file_that_is_not_there_or_broken_is_refused_by_name(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(ModelError, match=r"none\.gguf.*give a GGUF file"):
         check_folder(tmp_path / "none.gguf")
+    with pytest.raises(ModelError, match="no model folder 'smolm2'; did you mean 'smollm2'"):
+        check_folder("smolm2")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelError, match=r"can't read .*broken\.gguf"):
         check_folder(tmp_path / "broken.gguf")

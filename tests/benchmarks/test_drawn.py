@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from benchmarks.credit.drawn import Drawn, draw, paid_turns, two_calls
 from benchmarks.credit.family import Found, Record, measure, written
 from benchmarks.credit.learning import Drawing, table
 from benchmarks.credit.learning import Record as Learnings
 from benchmarks.credit.truth import Truth
+from benchmarks.credit.whole import Game, train_whole
 from benchmarks.intervals import Interval
 from benchmarks.page import PAGE, RECORDS, insert
+from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.credit.tabular import Tabular
 from lightning_core.credit.whole import uniform
 
@@ -74,6 +78,22 @@ def test_a_game_as_an_environment_has_the_success_that_the_game_counts(seed):
     truth = Truth(Drawing(game, tasks=game.shape[0]))
     assert truth.success(truth.even) == pytest.approx(even.success)
     assert truth.optimum <= 1
+
+
+def test_a_fresh_network_gives_each_reply_the_same_chance_and_trains_through_trainer(tmp_path):
+    game = replace(draw(10_096), group_size=2, groups=2)
+    truth = Truth(Drawing(game))
+    app = Game(truth)
+    app.save_model(tmp_path, seed=0)
+    network = LlamaForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        logits = network(torch.tensor([app.tokens(0)])).logits[0, -1]
+    chances = torch.softmax(logits, 0)[2 : 2 + len(app.replies)]
+    assert chances.tolist() == pytest.approx([1 / len(app.replies)] * len(app.replies))
+    algorithm = GRPO(group_size=2, tasks_per_step=2, credit="relevance")
+    success = train_whole(truth, algorithm, rate=0.02, seed=0, steps=2, aim=1.0)
+    assert len(success) == 2
+    assert success[-1] != truth.success(truth.even)
 
 
 def test_the_published_learning_table_is_what_the_record_says():

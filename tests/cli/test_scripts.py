@@ -61,6 +61,21 @@ def test_a_bug_in_a_script_shows_the_users_frames_alone(refused: Train, tmp_path
     assert lines[-1] == "ValueError: invalid literal for int() with base 10: 'seven'"
 
 
+@pytest.mark.parametrize(
+    "makes", ["openai.OpenAI()", "OpenAIChatModel('gpt-5-mini')"], ids=["OpenAI's client", "Pydantic AI"]
+)
+def test_a_script_whose_client_wants_a_key_is_told_that_any_value_will_do(
+    refused: Train, makes: str, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("pydantic_ai")
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    told = refused(f"import openai\nfrom pydantic_ai.models.openai import OpenAIChatModel\n{makes}\n")
+    assert told.splitlines()[-1] == (
+        "hint: the app's client has no key; for trained agents any value will do: export OPENAI_API_KEY=none"
+    )
+
+
 def test_a_script_that_is_no_python_shows_its_line(refused: Train):
     told = refused("def solve(task:\n")
     assert "job.py" in told

@@ -70,7 +70,13 @@ async def test_a_key_in_azures_header_opens_what_it_opens_elsewhere(
 async def test_options_and_health_are_answered(house: House, web: httpx.AsyncClient) -> None:
     reply = await web.options(CHAT)
     assert (reply.status_code, reply.headers["allow"]) == (204, "GET, POST, OPTIONS")
-    assert (await web.get("/health")).json() == (await web.get("/healthz")).json()
+    health = (await web.get("/healthz")).json()
+    assert health == (await web.get("/health")).json()
+    token = await house.rollout()
+    body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+    answer = await web.post(CHAT, json=body, headers={"authorization": f"Bearer {token}"})
+    assert answer.status_code == 200
+    assert (await web.get("/healthz")).json() == {**health, "begun": health["begun"] + 1}
 
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

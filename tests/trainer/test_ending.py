@@ -13,7 +13,7 @@ import pytest
 import lightning_core as lightning
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.stores.versions import find_current
-from lightning_core.trainer.summary import Summary
+from lightning_core.trainer.summary import Summary, exported_note
 from tests.trainer.versioned import TASKS
 
 HELD_OUT = 2
@@ -108,8 +108,25 @@ def test_the_best_trained_version_is_exported_and_becomes_the_current_one(
     weights = [(each / "model.safetensors").read_bytes() for each in (folder / "policy", content / "model")]
     assert weights[0] == weights[1]
     card = (folder / "policy" / "README.md").read_text()
-    said = "update 2 of 3, the best on held-out tasks (greedy: 0.750, after the last 0.500)"
-    assert (said in card) == best
+    said = {
+        True: "update 2 of 3, the best on held-out tasks (greedy: 0.750, after the last 0.500).",
+        False: "update 3 of 3, the last, as export_best=False asks.",
+    }
+    assert said[best] in card
+
+
+def test_the_end_says_why_the_last_version_was_exported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    summary = fit(tmp_path / "run", [0.5], steps=2, progress=True)
+    why = "after update 2 of 2, the last: no other was evaluated (evaluate_every=10 evaluates every tenth)."
+    assert why in " ".join(capfd.readouterr().err.split())
+    without = exported_note(summary.model_copy(update={"after": None}))
+    assert without == (
+        "Exported after update 2 of 2, the last: without held-out tasks no version is known to be better."
+    )
+    best = fit(tmp_path / "other", [0.1, 0.2, 0.5], steps=2, evaluate_every=1)
+    assert exported_note(best) == "Exported after update 2 of 2, the best on held-out tasks (greedy: 0.500)."
 
 
 def test_evaluations_between_updates_are_made_where_nothing_says_how_many_there_are() -> None:
