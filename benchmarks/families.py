@@ -1,6 +1,7 @@
 """Which families of causal language models run exactly here: `python -m benchmarks.families [FAMILY …]`.
 
-Without names it judges all, and writes the record and the table in docs/own-model.md.
+Without names it judges all, and writes the record and the table in docs/own-model.md. With `--bfloat16`
+before the names it prints how far rounding moves log-probabilities.
 
 A small random network of every family that transformers has, from its own mapping of names, is served step by
 step and trained in one pass, and compared with the plain network as at each start of a run.
@@ -24,9 +25,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lightning_core.backends.local.attention import takes_plans
+from lightning_core.backends.local.decoder import make_decoder
 from lightning_core.backends.local.exactness import Exactness
 from lightning_core.backends.local.model import make_ready
 from lightning_core.backends.local.optimizer import Optimizer
+from lightning_core.backends.local.packing import make_plan
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.versions import make_engine
 from lightning_core.backends.settings import TrainingSettings
@@ -58,6 +61,8 @@ SMALL: dict[str, Any] = {
     "q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
     "qk_head_dim": 16, "rotary_dim": 8,
     "sliding_window": 8, "attention_chunk_size": 8, "attention_window_size": 8, "window_size": 8,
+    "sliding_window_size": 8, "index_topk": 8, "index_n_heads": 4,
+    "index_head_dim": 16, "index_topk_blocks": 2, "index_block_size": 4,
     "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 820, "laurel_rank": 8,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16,
@@ -81,6 +86,14 @@ STATES: dict[str, dict[str, Any]] = {
         "sliding_window": None,
     },
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "llama4_text": {"no_rope_layers": [1, 0]},
+    "doge": {"sliding_window": None},
+    "laguna": {"layer_types": ["full_attention", "sliding_attention"]},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
+    "deepseek_v4": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "index_topk": 3,
+    },
 }
 """Layers of each kind, of families whose configurations don't list them. MiniMax's published models have no
 window; with one it is refused."""
@@ -172,6 +185,24 @@ def verdict(family: str) -> Verdict:
         return Verdict(family, "refused", str(error))
 
 
+@torch.no_grad()
+def rounding(family: str) -> tuple[float, float, float]:
+    """Nats between what an engine samples and a training pass computes, both in bfloat16: the mean over
+    tokens and the most, and the mean entropy of the distributions that they are sampled from."""
+    network = random_network(small_config(family))
+    make_ready(network, torch.device("cpu"))
+    torch.manual_seed(0)
+    text = torch.randint(5, network.config.vocab_size, (CONTEXT,))
+    served = make_decoder(network, torch.bfloat16, CONTEXT).text_logits(text).float().log_softmax(-1)
+    places = torch.arange(CONTEXT)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = make_plan(network, torch.full_like(places, CONTEXT)).logits(network, text, places, places)
+    sampled = served.exp().multinomial(1)
+    gap = (logits.float().log_softmax(-1) - served).gather(-1, sampled).abs()
+    entropy = -(served.exp() * served).sum(-1).mean()
+    return float(gap.mean()), float(gap.max()), float(entropy)
+
+
 STATUSES = {
     "exact and fast": "exact and fast: our attention, shared prefixes computed once",
     "exact": "exact, on transformers' own layers and caches",
@@ -207,6 +238,14 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if sys.argv[1:2] == ["--bfloat16"]:
+        for family in sys.argv[2:]:
+            mean, most, entropy = rounding(family)
+            print(
+                f"{family:28}mean {mean:.4f} most {most:.3f} nats at {entropy:.2f} nats of entropy",
+                flush=True,
+            )
+        return
     verdicts = []
     for family in sys.argv[1:] or family_names():
         verdicts.append(verdict(family))

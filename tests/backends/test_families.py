@@ -14,6 +14,7 @@ from benchmarks.families import (
     STATUSES,
     family_names,
     insert,
+    judge,
     random_network,
     read_record,
     small_config,
@@ -22,7 +23,7 @@ from benchmarks.families import (
 from lightning_core.backends.local import exactness
 from lightning_core.backends.local.attention import survey
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
-from lightning_core.backends.local.exactness import Exactness, plain_attention
+from lightning_core.backends.local.exactness import Exactness, narrowed, plain_attention, plain_logprobs
 from lightning_core.backends.local.model import make_ready
 from lightning_core.backends.local.optimizer import Optimizer
 from lightning_core.backends.local.packing import TreePlan, make_plan, recompute_layers
@@ -161,6 +162,61 @@ def test_a_window_that_is_one_token_off_is_refused_though_no_prompt_of_the_check
     monkeypatch.setattr(exactness, "kv_shape", off_by_one)
     with pytest.raises(ModelError, match=f"family '{family}' can't be served exactly"):
         check.check_engine(decoder, torch.float32, 1)
+
+
+def test_a_pack_longer_than_any_sequence_changes_no_temperature() -> None:
+    """Llama 4 scales queries by their place in the pass, from `floor_scale` on."""
+    config = small_config("llama4_text")
+    config.floor_scale = 40
+    plain, network = random_network(config), ready("llama4_text", floor_scale=40)
+    sequences = [[(start + 7 * i) % 800 + 5 for i in range(36)] for start in (0, 200, 500)]
+    batch = tuple(
+        Transition("r", str(i), 0, "a", True, ids[:1], ids[1:], [0.0] * 35, None, advantage=1.0)
+        for i, ids in enumerate(sequences)
+    )
+    optimizer = Optimizer(Policy(model_of(network), None), TrainingSettings(), source="")
+    found = optimizer.logprobs((Trajectory("r", "g", "t", 0.0, batch),))
+    for ids, own in zip(sequences, found, strict=True):
+        assert torch.allclose(torch.tensor(own), plain_logprobs(plain, ids), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    [
+        ("deepseek_v32", "index_topk"),
+        ("glm_moe_dsa", "index_topk"),
+        ("axk2", "index_topk"),
+        ("hy_v4", "index_topk"),
+        ("minimax_m3_vl_text", "index_topk_blocks"),
+        ("deepseek_v4", "index_topk"),
+    ],
+)
+def test_a_family_that_selects_tokens_is_exact_where_it_leaves_some_out(family: str, setting: str) -> None:
+    config, ids = small_config(family), [i * 7919 % 800 + 5 for i in range(1, 28)]
+    sparse = plain_logprobs(random_network(config), ids)
+    setattr(config, setting, 2048)
+    assert not torch.allclose(sparse, plain_logprobs(random_network(config), ids), atol=0.01)
+    assert verdict(family).status == "exact"
+
+
+def test_a_selection_that_is_not_exact_is_refused_once_the_context_reaches_it() -> None:
+    config = small_config("doge")
+    assert config.sliding_window is None
+    config.keep_window_size = CONTEXT
+    assert judge(random_network(config)) == "exact"
+    config.keep_window_size = CONTEXT - 1
+    with pytest.raises(ModelError, match="family 'doge' can't be served exactly"):
+        judge(random_network(config))
+
+
+def test_a_selection_of_tokens_is_narrowed_for_the_check() -> None:
+    config, ids = small_config("minimax_m3_vl_text"), [i * 7919 % 800 + 5 for i in range(1, 28)]
+    config.index_topk_blocks, config.index_block_size = 16, 128
+    network = random_network(config)
+    wide = plain_logprobs(network, ids)
+    with narrowed(4096, network):
+        assert not torch.allclose(plain_logprobs(network, ids), wide, atol=0.01)
+    assert torch.equal(plain_logprobs(network, ids), wide)
 
 
 def test_layers_that_share_keys_and_values_keep_them_once() -> None:

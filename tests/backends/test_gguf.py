@@ -34,8 +34,8 @@ PLACES = {
 """A tensor's name with transformers, and in the file."""
 
 
-def write(file: Path) -> torch.nn.Module:
-    """A small Qwen3 as a file; returns the network."""
+def write(file: Path, without: str = "") -> torch.nn.Module:
+    """A small Qwen3 as a file, perhaps without one of its tensors; returns the network."""
     gguf = pytest.importorskip("gguf")
     tokenizer = make_tokenizer()
     network: Any = make_network("qwen3", len(tokenizer), head_dim=128)  # what transformers takes for granted
@@ -60,7 +60,7 @@ def write(file: Path) -> torch.nn.Module:
     writer.add_eos_token_id(tokenizer.eos_token_id)
     for name, weight in network.state_dict().items():
         inner = name.removesuffix(".weight")
-        if inner == "lm_head":
+        if inner in ("lm_head", without):
             continue
         _, _, layer = inner.partition("model.layers.")
         number, _, part = layer.partition(".")
@@ -103,6 +103,18 @@ def test_a_file_that_is_not_there_or_broken_is_refused_by_name(
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelError, match=r"can't read .*broken\.gguf"):
         check_folder(tmp_path / "broken.gguf")
+    assert not list((tmp_path / "cache").glob("*/*"))
+
+
+def test_a_file_that_lacks_a_weight_is_refused_by_the_weights_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write(tmp_path / "part.gguf", without="model.layers.1.mlp.up_proj")
+    with pytest.raises(
+        ModelError, match=r"part\.gguf' lacks 1 of the weights .*'model\.layers\.1\.mlp\.up_proj\.weight'"
+    ):
+        check_folder(tmp_path / "part.gguf")
     assert not list((tmp_path / "cache").glob("*/*"))
 
 

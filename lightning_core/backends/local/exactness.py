@@ -29,10 +29,13 @@ TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.3}
 
 SmolLM2 is apart by 1e-5 in float32 and by 0.04 to 0.08 in bfloat16; a network that runs wrong by 1 to 36.
 """
-THRESHOLDS = ("sliding_window", "attention_chunk_size")
-"""Names of the setting from which number of tokens on a layer sees less than all before it."""
 NARROW = 12
-"""Tokens of such a threshold during the check, so that short prompts pass it."""
+"""Tokens of a threshold during the check, so that short prompts pass it."""
+WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "index_topk", "keep_window_size")
+THRESHOLDS = dict.fromkeys(WINDOWS, NARROW)
+"""Settings from which number of tokens on a layer sees less than all before it, with that of the check."""
+BLOCKS = {"topk_blocks": 2, "block_size": 4}
+"""The same of layers that choose whole blocks of tokens."""
 LENGTHS = (24, 13)
 """Tokens of the two unrelated prompts. A third begins with half of the first one."""
 REPLY = 3
@@ -188,10 +191,14 @@ def narrowed(context: int, *networks: PreTrainedModel) -> Iterator[None]:
     """Thresholds that a context passes are passed after a few tokens."""
     modules = [module for network in networks for module in network.modules()]
     holders = {id(h): h for m in modules for h in (m, getattr(m, "config", None)) if h is not None}
-    found = [(h, name, getattr(h, name, None)) for h in holders.values() for name in THRESHOLDS]
-    wide = [(h, name, size) for h, name, size in found if isinstance(size, int) and NARROW < size < context]
-    for holder, name, _ in wide:
-        setattr(holder, name, NARROW)
+    wide: list[tuple[object, str, int]] = []
+    for holder in holders.values():
+        sizes = THRESHOLDS | BLOCKS if hasattr(holder, "topk_blocks") else THRESHOLDS
+        for name, narrow in sizes.items():
+            size = getattr(holder, name, None)
+            if isinstance(size, int) and narrow < size < context:
+                wide.append((holder, name, size))
+                setattr(holder, name, narrow)
     try:
         yield
     finally:

@@ -47,10 +47,19 @@ def load_model(model: str | Path, *, context: int | None = None, device: str = "
 def make_ready(network: PreTrainedModel, device: torch.device) -> None:
     """Make a network as transformers loads it one to serve and to train, on the device."""
     network.requires_grad_(False).eval().to(device)
+    _leave_temperatures(network)
     if not keeps_state(network):
         _try_plans(network)
     # cuDNN makes a plan for each shape of an attention, and prompts rarely have the same shape
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _leave_temperatures(network: PreTrainedModel) -> None:
+    """Llama 4 scales queries by their place in the pass, from `floor_scale` on. A pack may be as long, and
+    no context is (`longest_context`)."""
+    for module in network.modules():
+        if getattr(module, "attn_temperature_tuning", False):
+            module.attn_temperature_tuning = False
 
 
 def _try_plans(network: PreTrainedModel) -> None:

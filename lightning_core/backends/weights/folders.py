@@ -216,3 +216,13 @@ def read_state(folder: Path) -> dict[str, Any]:
             f"can't read the checkpoint's file {str(file)!r}: {error}; restore it from a copy"
         ) from error
     return state
+
+
+def check_complete(network: torch.nn.Module, missing: Iterable[str], source: str, advice: str) -> None:
+    """Raise ModelError if `missing` names a weight: transformers goes on with random numbers in its place."""
+    lacking = sorted(set(missing) & dict(network.named_parameters()).keys())
+    if lacking:
+        raise ModelError(
+            f"model {source!r} lacks {len(lacking)} of the weights of {type(network).__name__}, "
+            f"{lacking[0]!r} the first; {advice}"
+        )

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from lightning_core.backends.weights.folders import recover, replacing, write_weights
+from lightning_core.backends.weights.folders import check_complete, recover, replacing, write_weights
 from lightning_core.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -114,10 +114,13 @@ def _convert(weights: Path, folder: Path, read_tokenizer: ReadTokenizer, advice:
     logger.warning("making a transformers folder of %s, once, in %s", weights.name, folder)
     source = _source(weights)
     try:
-        network = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        network, report = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.float32, output_loading_info=True
+        )
         tokenizer = read_tokenizer(weights)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
         raise ModelError(f"can't read {str(weights)!r}: {error}; {advice}") from error
+    check_complete(network, report["missing_keys"], str(weights), advice)
     config = network.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the weights are plain numbers now

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lightning_core.backends.serving.upstream import ChatModel
+from lightning_core.backends.weights.folders import check_complete
 from lightning_core.backends.weights.sizes import DEFAULT_CONTEXT, longest_context
 from lightning_core.backends.weights.sources import (
     check_weights,
@@ -92,8 +93,7 @@ def read_model(model: str | Path, *, context: int | None = None) -> Model:
 
 
 def _load_network(config: Any, source: str) -> PreTrainedModel:
-    """The network with all its weights, of text alone. Raises ModelError where a weight is missing:
-    transformers would go on with random numbers in its place."""
+    """The network with all its weights, of text alone. Raises ModelError where a weight is missing."""
     options = {"config": config, "use_safetensors": True, **_text_options(config, source)}
     with _loading:
         network, report = load_part(
@@ -104,13 +104,8 @@ def _load_network(config: Any, source: str) -> PreTrainedModel:
             output_loading_info=True,
             **options,
         )
-    missing = sorted(report["missing_keys"] & dict(network.named_parameters()).keys())
-    if missing:
-        raise ModelError(
-            f"model {source!r} lacks {len(missing)} of the weights of {type(network).__name__}, "
-            f"{missing[0]!r} the first; copy the whole folder, or save it again with "
-            "model.save_pretrained(folder)"
-        )
+    advice = "copy the whole folder, or save it again with model.save_pretrained(folder)"
+    check_complete(network, report["missing_keys"], source, advice)
     found: PreTrainedModel = network
     found.config.architectures = [type(found).__name__]  # a text part's configuration has none
     return found
