@@ -98,7 +98,7 @@ class App:
         """Returns the final reward, with the game's noise."""
         truth, self._played = self._game.truth, self._played + 1
         random = Random(f"{self._seed} {self._played}")
-        state, _ = draw_outcome(truth.starts[task.input["task"]], random)
+        state, _ = draw_outcome(truth.starts[int(str(task.input["task"]))], random)
         while (row := truth.prompt_of[state]) != OVER:
             action = await self._reply(truth.prompts[row].agent, row)
             state, _ = draw_outcome(truth.outcomes[state][action], random)
