@@ -229,7 +229,11 @@ def _message(message: Any, param: str) -> Json:
         raise invalid(f"{param}.content", f"{param}.content is missing")
     role = "system" if role == "developer" else role
     checked = {**message, "role": role, "content": content}
-    if isinstance(calls := checked.get("tool_calls"), list):
+    if (calls := checked.get("tool_calls")) is not None:
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise invalid(
+                f"{param}.tool_calls", f"{param}.tool_calls must be a list of objects: {short(calls)}"
+            )
         checked["tool_calls"] = [function_call(call) for call in calls]
     checked.pop("prefix", None)
     thought = checked.pop("reasoning", None) or checked.get("reasoning_content")

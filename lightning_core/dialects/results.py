@@ -29,8 +29,7 @@ def in_call_order(messages: Iterable[Json], param: str) -> list[Json]:
             continue
         ordered += _sorted(run, asked, param)
         run = []
-        calls = message.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
+        for call in message.get("tool_calls") or ():
             asked[_text(call.get("id")) if isinstance(call, dict) else None] = next(places)
         ordered.append(message)
     return [*ordered, *_sorted(run, asked, param)]

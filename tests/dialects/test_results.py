@@ -8,7 +8,6 @@ import orjson
 import pytest
 
 from lightning_core.dialects import get_dialect
-from lightning_core.dialects.results import in_call_order
 from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 
@@ -81,7 +80,9 @@ def test_a_result_without_an_id_stays_where_it_is() -> None:
     assert [each["content"] for each in chat("c2", None, "c0")] == ["c2", "None", "c0"]
 
 
-@pytest.mark.parametrize("calls", [1.5, True, {"id": "a"}, "a"])
-def test_calls_that_are_no_list_are_no_calls(calls: object) -> None:
-    messages: list[dict[str, object]] = [{"role": "assistant", "content": "", "tool_calls": calls}]
-    assert in_call_order(messages, "messages") == messages
+@pytest.mark.parametrize("calls", [1.5, True, {"id": "a"}, "a", ["a"], [None]])
+def test_calls_that_are_no_list_of_objects_are_refused(calls: object) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    with pytest.raises(ApiError, match=r"messages\[1\]\.tool_calls must be a list of objects") as refused:
+        read("chat", messages=messages)
+    assert refused.value.status == 400
