@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, check_loss
@@ -27,7 +27,7 @@ from lightning_core.backends.tinker.losses import find_loss
 from lightning_core.backends.tinker.service import Service
 from lightning_core.backends.tinker.serving import TinkerEngine, TinkerUpstream
 from lightning_core.backends.tinker.settings import TinkerSettings
-from lightning_core.backends.weights.folders import recover, replacing
+from lightning_core.backends.weights.folders import STATE, read_state, recover, replacing
 from lightning_core.backends.weights.sizes import measure
 from lightning_core.backends.weights.sources import (
     check_folder,
@@ -40,7 +40,6 @@ from lightning_core.errors import BackendError, ConfigError, ModelError, Trainin
 from lightning_core.records.types import Demonstration
 
 T = TypeVar("T")
-STATE: Final = "state.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +266,7 @@ def _write_state(folder: Path, state: dict[str, Any]) -> None:
 def _read_state(folder: Path, rank: int) -> dict[str, Any]:
     """The state of a checkpoint. Raises ModelError if it is none of this backend's, or of another rank."""
     recover(folder)
-    try:
-        state: dict[str, Any] = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"can't go on from checkpoint {str(folder)!r}: {error}") from error
+    state = read_state(folder)
     if not {"path", "service", "rank"} <= state.keys():
         raise ModelError(
             f"checkpoint {str(folder)!r} was not written by the tinker backend; resume it with its own"
