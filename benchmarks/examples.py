@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from benchmarks.design import Variant
 from benchmarks.outcomes import Outcome
 from benchmarks.rewriting import Rewriting
-from benchmarks.studies import REAL, Study, Variant
+from benchmarks.studies import REAL, Study
 from benchmarks.tables import example_tables
 
 AS_IT_IS = (Variant("as it is", key="example"),)
@@ -32,7 +33,7 @@ class Example(Study):
     def render(self, variants: Mapping[str, Mapping[str, Outcome]]) -> str:
         """Its runs one by one, then by part and by agent, and its own table."""
         (runs,) = variants.values()
-        return example_tables(self, runs)
+        return example_tables(runs, self.parts, self.extra)
 
 
 EXAMPLES = MappingProxyType(

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from benchmarks.design import Variant
 from benchmarks.examples import Example
-from benchmarks.studies import Variant
 from benchmarks.study import main
 from lightning_core.backends.settings import LoraOptions
 

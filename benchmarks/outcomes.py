@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from benchmarks.design import Design
 from lightning_core.insight.rewards import running_mean
 from lightning_core.records.types import Record
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.summary import Summary
-
-if TYPE_CHECKING:
-    from benchmarks.studies import Study
 
 WIDTH = 5
 """Steps in the mean of training rewards."""
@@ -73,7 +71,7 @@ class Published(Record):
         path.write_text(self.model_dump_json(indent=1) + "\n")
 
 
-async def outcome_of(folder: Path, study: Study) -> Outcome:
+async def outcome_of(folder: Path, study: Design) -> Outcome:
     """Read a finished run. Raises ValueError if it was not evaluated before and after."""
     summary = Summary.model_validate_json((folder / "summary.json").read_bytes())
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:

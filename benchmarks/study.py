@@ -22,10 +22,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.design import Variant
 from benchmarks.outcomes import Outcome, Published, outcome_of
 from benchmarks.page import PAGE, RECORDS, insert
 from benchmarks.plots import plot
-from benchmarks.studies import STUDIES, Study, Variant
+from benchmarks.studies import STUDIES, Study
 from lightning_core.cli.training import train_script
 from lightning_core.trainer.launch import Launch
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
+from benchmarks.design import Design
 from benchmarks.intervals import mean_of, ratio_of
 from benchmarks.outcomes import Outcome
 from lightning_core.trainer.summary import Evaluation, EvaluationScore, Summary
-
-if TYPE_CHECKING:
-    from benchmarks.examples import Example
-    from benchmarks.studies import Study
 
 MEANING = (
     "± is the standard deviation over the runs; “a to b” is the 95 % interval of their mean, by Student's t."
@@ -23,7 +20,14 @@ Runs = Mapping[str, Outcome]
 """The runs of one variant, by name."""
 
 
-def study_table(study: Study, variants: Mapping[str, Runs]) -> str:
+class OwnTable(Protocol):
+    """Shows an example's own figures."""
+
+    def table(self, measured: Sequence[Mapping[str, dict[str, float]]]) -> str:
+        """The table of all runs' figures, as Markdown."""
+
+
+def study_table(study: Design, variants: Mapping[str, Runs]) -> str:
     """One line for each variant, and what its columns mean."""
     head = ["", "sampled before → after", "greedy before → after", f"reached {study.threshold:g}"]
     head += ["rollouts", "seconds", "training"]
@@ -44,7 +48,7 @@ def study_table(study: Study, variants: Mapping[str, Runs]) -> str:
     return "\n".join([*lines, "", legend(study)])
 
 
-def legend(study: Study) -> str:
+def legend(study: Design) -> str:
     """Returns the text under a study's table."""
     kind, late = "of the means", ""
     if study.compared != "measured":
@@ -64,7 +68,7 @@ def change(runs: Sequence[Outcome], kind: Literal["sampled", "greedy"]) -> str:
     return f"{fmean(before for before, _ in pairs):.3f} → {interval([after for _, after in pairs])}"
 
 
-def to_threshold(study: Study, runs: Sequence[Outcome], what: Literal["rollouts", "seconds"]) -> list[float]:
+def to_threshold(study: Design, runs: Sequence[Outcome], what: Literal["rollouts", "seconds"]) -> list[float]:
     """For each run; infinite where the threshold was not reached."""
     if what == "rollouts":
         return [run.rollouts_to(study.threshold) for run in runs]
@@ -77,7 +81,7 @@ def middle(values: Sequence[float]) -> str:
     return "–" if math.isinf(m) else f"{m:,.0f}"
 
 
-def ratio(study: Study, runs: Sequence[Outcome], base: Sequence[Outcome]) -> str:
+def ratio(study: Design, runs: Sequence[Outcome], base: Sequence[Outcome]) -> str:
     """Returns the ratio of the study's number to the base's; "–" where half of the base has nothing to
     compare with."""
     values, of_base = (_compared(study, each) for each in (runs, base))
@@ -89,11 +93,11 @@ def ratio(study: Study, runs: Sequence[Outcome], base: Sequence[Outcome]) -> str
     return f"{least}{found.value:.2f}{bounds}"
 
 
-def _most_arrived(study: Study, runs: Sequence[Outcome]) -> bool:
+def _most_arrived(study: Design, runs: Sequence[Outcome]) -> bool:
     return study.compared == "measured" or math.isfinite(median(to_threshold(study, runs, study.compared)))
 
 
-def _compared(study: Study, runs: Sequence[Outcome]) -> list[float]:
+def _compared(study: Design, runs: Sequence[Outcome]) -> list[float]:
     if study.compared == "measured":
         return [run.measured for run in runs if run.measured is not None]
     ends = [(run.rollouts if study.compared == "rollouts" else run.seconds)[-1:] for run in runs]
@@ -101,15 +105,15 @@ def _compared(study: Study, runs: Sequence[Outcome]) -> list[float]:
     return [min(value, *end) for value, end in zip(found, ends, strict=True) if end]
 
 
-def example_tables(example: Example, runs: Runs) -> str:
-    """Run by run, by part, by agent, and the example's own."""
+def example_tables(runs: Runs, parts: str, extra: OwnTable | None) -> str:
+    """An example's runs one by one, by `parts`, by agent, and its own table."""
     outcomes, summaries = list(runs.values()), [run.summary for run in runs.values()]
     tables = [run_table("seed", runs)]
-    if by_part := part_table(example.parts.split()[0], summaries):
-        tables += [f"By {example.parts}:", by_part]
+    if by_part := part_table(parts.split()[0], summaries):
+        tables += [f"By {parts}:", by_part]
     tables += ["By agent:", agent_table(summaries)]
-    if example.extra is not None:
-        tables.append(example.extra.table([run.extra for run in outcomes]))
+    if extra is not None:
+        tables.append(extra.table([run.extra for run in outcomes]))
     return "\n\n".join([*tables, MEANING])
 
 

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 import lightning_core as lightning
+from benchmarks.design import Variant
 from benchmarks.offpolicy.behind import Ignored, mean_staleness
-from benchmarks.studies import Study, Variant, grpo
+from benchmarks.studies import Study, grpo
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.design import Variant
 from benchmarks.outcomes import Outcome
-from benchmarks.studies import Study, Variant
+from benchmarks.studies import Study
 from benchmarks.tables import study_table
 from benchmarks.verl.share import Share
 from benchmarks.verl.usage import watched

@@ -9,6 +9,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
+from benchmarks.design import Variant
 from benchmarks.examples import EXAMPLES, Example
 from benchmarks.intervals import mean_of
 from benchmarks.offpolicy.studies import STUDIES as OFF_POLICY
@@ -16,7 +17,7 @@ from benchmarks.outcomes import Outcome, Published
 from benchmarks.page import insert
 from benchmarks.plots import plot
 from benchmarks.rewriting import Rewriting
-from benchmarks.studies import STUDIES, Study, Variant
+from benchmarks.studies import STUDIES, Study
 from benchmarks.tables import MEANING, agent_table, interval, part_table, run_table, spread, study_table
 from benchmarks.verl.study import STUDIES as BACKENDS
 from lightning_core.trainer.summary import AgentScore, AgentSummary, Evaluation, EvaluationScore, Summary
