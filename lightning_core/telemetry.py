@@ -23,6 +23,7 @@ VARIABLES: Final = MappingProxyType(
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "TINKER_TELEMETRY": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "WANDB_ERROR_REPORTING": "false",
     }

@@ -19,7 +19,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from lightning_core.cli.models import export_weights, open_versions
+from lightning_core.backends.weights.sources import check_folder
+from lightning_core.cli.models import export_weights, open_weights
 from lightning_core.cli.rollouts import open_run
 from lightning_core.cli.serving import say
 from lightning_core.cli.training import SET, call_once, read_launch
@@ -29,7 +30,6 @@ from lightning_core.insight.verdict import level_interval, mean_interval
 from lightning_core.prompts import read_declared
 from lightning_core.records.types import Status, Task
 from lightning_core.stores.base import get_run
-from lightning_core.stores.versions import POLICY, get_version
 from lightning_core.texts.json_text import read_json
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import RUNS, write_atomically
@@ -83,14 +83,14 @@ def evaluate(
     """Evaluate one or more policies on the same tasks, and compare each with the first.
 
     Each task is run once sampled and once greedy. Nothing is trained. The folder holds results.json and a run
-    for each policy, which `show` and `console` open. Intervals hold 95 %.
+    for each policy, which `show` and `console` open. Intervals are confidence intervals of 95 %.
 
         agentlightning evaluate train.py --policy smollm2 --policy runs/demo
         agentlightning evaluate train.py --policy runs/demo@12 --tasks frozen.jsonl --at-least 0.8
     """
     place = folder or RUNS / time.strftime("evaluation-%Y%m%d-%H%M%S")
-    if (place / RESULTS).exists():
-        raise ConfigError(f"{str(place)!r} holds results, and nothing is overwritten; give a new folder")
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ConfigError(f"{str(place)!r} is not empty, and nothing is overwritten; give a new folder")
     read = None if tasks is None else read_tasks(tasks)
     scores: list[PolicyScore] = []
 
@@ -122,7 +122,7 @@ def evaluate(
 def read_tasks(file: Path) -> list[dict[str, Any]]:
     """The tasks of a file with a JSON object a line. Raises ConfigError for a line that is none."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read the tasks in {str(file)!r}: {error}") from error
     found = []
@@ -143,7 +143,8 @@ def read_tasks(file: Path) -> list[dict[str, Any]]:
 
 def run_policy(trainer: Trainer, solve: Any, tasks: Sequence[Task], name: str, folder: Path) -> PolicyScore:
     """Run each task twice under one policy, in a run of its own."""
-    with tempfile.TemporaryDirectory() as scratch:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # weights may be too large for /tmp
         changed = with_policy(trainer, name, Path(scratch) / "policy")
         changed = replace(changed, steps=0, folder=folder, store=None, resume=False, progress=False)
         Trainer.fit(changed, solve, validation=tasks)
@@ -174,22 +175,24 @@ def _version_of(name: str) -> tuple[str, int | None] | None:
 
 
 async def _check(name: str) -> None:
-    """Raises ConfigError or NotFoundError for a version that there is not, and for a run that chose prompts:
-    an app sends its own."""
+    """Raises ConfigError or NotFoundError for a policy or version that there is not, and for a run that chose
+    prompts: an app sends its own."""
     if (found := _version_of(name)) is None:
+        if name != APP:
+            check_folder(name)
         return
     run, version = found
-    async with open_versions(run, None, POLICY) as (store, run_id, versions):
-        if version is not None:
-            get_version(versions, version)
+    async with open_run(Path(run)) as (store, run_id):
         prompts = read_declared(await get_run(store, run_id))
-        changed = [name for name in prompts if len(await store.list_resources(run_id, name)) > 1]
+        changed = [prompt for prompt in prompts if len(await store.list_resources(run_id, prompt)) > 1]
     if changed:
         raise ConfigError(
             f"run {run!r} has other prompts for {', '.join(sorted(changed))} than the app sends, and an "
             "evaluation compares weights: put the prompt into the app (agentlightning models --name NAME "
             "export), export the weights, and name their folder"
         )
+    async with open_weights(run, version):
+        pass
 
 
 async def _read_score(name: str, folder: Path) -> PolicyScore:

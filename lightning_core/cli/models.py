@@ -23,7 +23,7 @@ from lightning_core.backends.base import Backend, check_versions
 from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.cli.rollouts import open_run, reading
 from lightning_core.cli.runs import describe_age
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, LightningError, ModelError
 from lightning_core.plugins import load_plugins
 from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store, get_run
@@ -286,27 +286,42 @@ async def export_model(run: str, store: str | None, name: str, version: int, fol
         if chosen.kind == "prompt":
             _write_text(folder / f"{Path(name).name}.txt", str(chosen.uri))
         else:
-            await _write_weights(opened, run_id, versions, chosen, folder)
+            await _write_weights(await _exporter(opened, run_id, versions), chosen, folder)
     said = f"version {version} of {name} is in {folder}"
     Terminal().print(said, markup=False, highlight=False, soft_wrap=True)
 
 
-async def export_weights(run: str, version: int | None, folder: Path) -> None:
-    """Write a version of a run's weights to a new transformers folder; None: the current version."""
+@asynccontextmanager
+async def open_weights(run: str, version: int | None) -> AsyncIterator[tuple[Backend, ResourceVersion]]:
+    """A backend that can export a version of a run's weights, and that version; None: the current one."""
     async with open_versions(run, None, POLICY) as (opened, run_id, versions):
         chosen = find_current(versions) if version is None else get_version(versions, version)
         if chosen is None:
-            raise ConfigError(
-                f"run {run!r} has no current version: name one, such as {run}@{versions[-1].version}"
-            )
-        await _write_weights(opened, run_id, versions, chosen, folder)
+            newest = versions[-1].version
+            raise ConfigError(f"run {run!r} has no current version: name one, such as {run}@{newest}")
+        yield await _exporter(opened, run_id, versions), chosen
 
 
-async def _write_weights(
-    store: Store, run_id: str, versions: Versions, chosen: ResourceVersion, folder: Path
-) -> None:
-    reader = _reader(await get_run(store, run_id), versions, "export_version")
-    await reader.export_version(str(chosen.uri), folder)
+async def export_weights(run: str, version: int | None, folder: Path) -> None:
+    """Write a version of a run's weights to a new transformers folder; None: the current version."""
+    async with open_weights(run, version) as (reader, chosen):
+        await _write_weights(reader, chosen, folder)
+
+
+async def _exporter(store: Store, run_id: str, versions: Versions) -> Backend:
+    return _reader(await get_run(store, run_id), versions, "export_version")
+
+
+async def _write_weights(reader: Backend, chosen: ResourceVersion, folder: Path) -> None:
+    """Boundary: an error of the libraries that write weights says nothing about the run's records."""
+    try:
+        await reader.export_version(str(chosen.uri), folder)
+    except LightningError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"can't write version {chosen.version} to {str(folder)!r}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _check_empty(folder: Path) -> None:

@@ -249,6 +249,11 @@ def exported_note(summary: Summary) -> str | None:
         why = "the last: without held-out tasks no version is known to be better"
     elif not summary.between:
         why = "the last: no other was evaluated (evaluate_every=10 evaluates every tenth)"
+    elif found is None and (best := max(summary.between, key=lambda each: each.greedy)).greedy > last.greedy:
+        why = (
+            f"the last (greedy: {last.greedy:.3f}); the better one, after update {best.step} (greedy: "
+            f"{best.greedy:.3f}), can't be exported: this backend has the last alone, or no checkpoint of it"
+        )
     elif found is None:
         why = f"the best on held-out tasks (greedy: {last.greedy:.3f})"
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -101,19 +102,23 @@ def test_a_run_its_versions_and_a_model_stand_side_by_side(evaluate, runs, tmp_p
 
 
 def test_the_tasks_of_a_file_and_a_threshold_decide_the_exit_status(evaluate, runs, tmp_path):
-    (tmp_path / "frozen.jsonl").write_text('{"question": "List all boats."}\n\n{"question": "Who?"}\n')
-    given = [runs / "job.py", "--tasks", "frozen.jsonl", "--at-least"]
-    status, said = evaluate(*given, 1e6, "--folder", "high")
-    assert (status, "below --at-least 1e+06 (greedy): tiny" in said) == (1, True), said
-    status, said = evaluate(*given, -1e6, "--folder", "low")
-    assert status == 0, said
-    found = json.loads((tmp_path / "low" / "results.json").read_text())
-    assert found["tasks"] == 2
-    assert found["policies"] == [
-        {**one, "run": "low/0-tiny"}
-        for one in json.loads((tmp_path / "high" / "results.json").read_text())["policies"]
-    ]
-    assert evaluate(*given, 0, "--folder", "low")[0] == 1  # nothing is overwritten
+    """One of the tasks has a character that some readers take for the end of a line."""
+    tasks = [{"question": "List all\u2028boats."}, {"question": "Who?"}]
+    lines = "\n\n".join(json.dumps(task, ensure_ascii=False) for task in tasks)
+    (tmp_path / "frozen.jsonl").write_text(lines, "utf-8-sig")
+    given = [runs / "job.py", "--tasks", "frozen.jsonl", "--folder"]
+    assert evaluate(*given, "first")[0] == 0
+    first = json.loads((tmp_path / "first" / "results.json").read_text())
+    assert first["tasks"] == 2
+    assert first["tasks_sha256"] == sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest()
+    mean = first["policies"][0]["greedy"]["mean"]
+    assert evaluate(*given, "second", "--at-least", mean)[0] == 0
+    status, said = evaluate(*given, "third", "--at-least", mean + 1e-6)
+    assert (status, "(greedy): tiny" in said) == (1, True), said
+    second = json.loads((tmp_path / "second" / "results.json").read_text())
+    assert second["policies"] == [{**one, "run": "second/0-tiny"} for one in first["policies"]]
+    status, said = evaluate(*given, "first")
+    assert (status, "nothing is overwritten" in said) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,11 @@ def test_the_end_says_why_the_last_version_was_exported(
     )
     best = fit(tmp_path / "other", [0.1, 0.2, 0.5], steps=2, evaluate_every=1)
     assert exported_note(best) == "Exported after update 2 of 2, the best on held-out tasks (greedy: 0.500)."
+    assert best.after is not None
+    worse = best.model_copy(update={"after": best.after.model_copy(update={"greedy": 0.1})})
+    said = exported_note(worse)
+    assert said is not None
+    assert "the last (greedy: 0.100); the better one, after update 1 (greedy: 0.200)" in said
 
 
 def test_evaluations_between_updates_are_made_where_nothing_says_how_many_there_are() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Batch, check_loss
@@ -40,6 +40,9 @@ from lightning_core.errors import BackendError, ConfigError, ModelError, Trainin
 from lightning_core.records.types import Demonstration
 
 T = TypeVar("T")
+COSTS: Final = ("service_prompt_tokens", "service_sampled_tokens", "service_trained_tokens")
+WRITTEN: Final = frozenset(("policy_version", "optimizer_steps", "service", "path", "rank", *COSTS))
+"""Keys that a checkpoint's state must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,14 @@ class TinkerBackend(TinkerSettings):
         service = Service(self.url, self.served_as, self.rank, self.seed)
         longest = size.context
         context = min(self.context or service.context or longest, service.context or longest)
+        if self.context is not None and self.context > context:
+            service.close()
+            raise ConfigError(
+                f"context={self.context:,}, but the service at {service.url} takes {context:,} tokens of "
+                f"{self.served_as!r}; give context={context} or less, or leave it out"
+            )
         engine = TinkerEngine(stop_ids, self.max_running, self._busy)
-        model = ChatModel(called, tokenizer, context, stop_ids, config.vocab_size, longest)
+        model = ChatModel(called, tokenizer, context, stop_ids, config.get_text_config().vocab_size, longest)
         learner = TinkerLearner(service, self.pace, self._rate(size.parameters), self.reduction)
         return _Parts(service, learner, engine, TinkerUpstream(model, engine, seed=self.seed))
 
@@ -223,7 +232,8 @@ class TinkerBackend(TinkerSettings):
             await self._busily(lambda: parts.service.load(state["path"]))
         except BackendError as error:
             raise ModelError(
-                f"can't go on from checkpoint {str(folder)!r}, {state['path']}: {error}"
+                f"can't go on from checkpoint {str(folder)!r}, {state['path']} of the service at "
+                f"{state['service']}: {error}"
             ) from error
         parts.learner.steps = state["optimizer_steps"]
         parts.learner.trained_tokens = state["service_trained_tokens"]
@@ -239,11 +249,8 @@ class TinkerBackend(TinkerSettings):
 
     def _cost(self, parts: _Parts) -> dict[str, float]:
         """Tokens so far, by what a service asks money for."""
-        return {
-            "service_prompt_tokens": float(parts.engine.prompt_tokens),
-            "service_sampled_tokens": float(parts.engine.sampled_tokens),
-            "service_trained_tokens": float(parts.learner.trained_tokens),
-        }
+        tokens = (parts.engine.prompt_tokens, parts.engine.sampled_tokens, parts.learner.trained_tokens)
+        return dict(zip(COSTS, map(float, tokens), strict=True))
 
     async def _busily(self, work: Callable[[], T]) -> T:
         def counted() -> T:
@@ -267,7 +274,7 @@ def _read_state(folder: Path, rank: int) -> dict[str, Any]:
     """The state of a checkpoint. Raises ModelError if it is none of this backend's, or of another rank."""
     recover(folder)
     state = read_state(folder)
-    if not {"path", "service", "rank"} <= state.keys():
+    if not state.keys() >= WRITTEN:
         raise ModelError(
             f"checkpoint {str(folder)!r} was not written by the tinker backend; resume it with its own"
         )

@@ -24,11 +24,14 @@ from lightning_core.backends.tinker.batch import Datum
 from lightning_core.backends.tinker.losses import ServiceLoss
 from lightning_core.errors import BackendError, ConfigError, EngineError
 from lightning_core.experience.trajectories import Floats
+from lightning_core.texts.masking import without_password
 
 KEY: Final = "TINKER_API_KEY"
 URL: Final = "TINKER_BASE_URL"
 COMMAND: Final = "TINKER_CREDENTIAL_CMD"
 NO_KEY: Final = "tml-none"
+DOWNLOAD_SECONDS: Final = 600.0
+"""Silence after which a download is given up."""
 """Sent to a server of one's own where the environment has no key: the client does not start without one."""
 EPSILON: Final = 1e-8
 """AdamW's, as in the local backend."""
@@ -57,8 +60,9 @@ class ServiceSampler:
         stop_ids: Sequence[int],
         done: Callable[[Future[Any]], None],
     ) -> Callable[[], None]:
-        """Ask for one reply, once: whatever fails, it is not asked for again here. `done` is called with its
-        future, from a thread of the client. Returns what gives it up."""
+        """Ask for one reply. A reply that fails is not asked for again, but the client sends a request again
+        that got no answer, for up to five minutes. `done` is called with its future, from a thread of the
+        client. Returns what gives it up."""
         import tinker
 
         options = completion.options
@@ -83,8 +87,9 @@ class ServiceSampler:
         """The reply of a future that is done. Raises EngineError."""
         with _answering(self._url, EngineError):
             (sequence,) = future.result().sequences
-        ids, logprobs = list(sequence.tokens), sequence.logprobs
-        if logprobs is None or len(logprobs) != len(ids) or not np.isfinite(logprobs).all():
+            ids, logprobs = list(sequence.tokens), sequence.logprobs
+            told = logprobs is not None and len(logprobs) == len(ids) and None not in list(logprobs)
+        if not told or not np.isfinite(logprobs).all():
             raise EngineError(
                 f"the service at {self._url} answered {len(ids)} tokens without a finite log-probability of "
                 "each, so "
@@ -100,7 +105,7 @@ class Service:
         """Connect and have a model made. Raises ConfigError for a key or a model that it does not have,
         BackendError if it does not answer."""
         tinker = import_client()
-        self.url = url or os.environ.get(URL) or "https://tinker.thinkingmachines.dev"
+        self.url = without_password(url or os.environ.get(URL) or "https://tinker.thinkingmachines.dev")
         options: dict[str, Any] = {} if url is None else {"base_url": url}
         if not os.environ.get(KEY) and not os.environ.get(COMMAND):
             if url is None and not os.environ.get(URL):
@@ -114,9 +119,13 @@ class Service:
         with _answering(self.url, BackendError):
             self._client = tinker.ServiceClient(**options)
             served = self._client.get_server_capabilities().supported_models
-        self.context = _find_context(self.url, base_model, served)
-        with _answering(self.url, BackendError):
-            self._model = self._client.create_lora_training_client(base_model, rank=rank, seed=seed)
+        try:
+            self.context = _find_context(self.url, base_model, served)
+            with _answering(self.url, BackendError):
+                self._model = self._client.create_lora_training_client(base_model, rank=rank, seed=seed)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the session; the service frees the model some minutes later."""
@@ -145,10 +154,15 @@ class Service:
             path = str(self._model.save_weights_for_sampler(name).result().path)
             run, _, checkpoint = path.removeprefix("tinker://").partition("/")
             found = self._client.create_rest_client().get_checkpoint_archive_url(run, checkpoint).result()
-            with urllib.request.urlopen(found.url) as response:
+            with urllib.request.urlopen(found.url, timeout=DOWNLOAD_SECONDS) as response:
                 content = response.read()
-        with tarfile.open(fileobj=BytesIO(content)) as archive:
-            archive.extractall(folder, filter="data")
+            with tarfile.open(fileobj=BytesIO(content)) as archive:
+                archive.extractall(folder, filter="data")
+        if not (folder / "adapter_model.safetensors").is_file():
+            raise BackendError(
+                f"the service at {self.url} sent no adapter_model.safetensors for {path}; the weights are "
+                "still there under that path"
+            )
 
     # training -----------------------------------------------------------------------------
     def forward(self, data: Sequence[Datum]) -> list[Floats]:

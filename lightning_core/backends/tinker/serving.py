@@ -110,8 +110,8 @@ class TinkerEngine:
                     self.prompt_tokens += len(completion.prompt_ids)
                     self.sampled_tokens += len(reply.ids)
                 completion.finish_reason = "stop" if reply.reason == "stop" else "length"
-            except EngineError as problem:
-                error = problem
+            except Exception as problem:
+                error = problem if isinstance(problem, EngineError) else EngineError(str(problem))
         self._leave(completion, error)
 
     def _leave(self, completion: Completion, error: LightningError | None) -> None:
