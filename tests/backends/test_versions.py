@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from lightning_core.algorithms.policy_gradient import GRPO
@@ -59,6 +60,17 @@ async def test_a_version_answers_by_its_own_weights(
     finally:
         await old.close()
         await new.close()
+
+
+async def test_adapters_that_the_model_would_not_take_are_no_version(qwen: Path, tmp_path: Path) -> None:
+    await trained(qwen, tmp_path / "one", LORA)
+    (file,) = (tmp_path / "one").rglob("adapter_model.safetensors")
+    tensors = load_file(file)
+    tensors["base_model.model.lm_head.lora_A.weight"] = torch.ones(2, 4)
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match="'base_model.model.lm_head.lora_A.weight' and 0 other tensors"):
+        await LocalBackend(qwen).export_version(str(tmp_path / "one"), tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
 
 
 async def test_two_engines_of_one_version_do_not_sample_alike(qwen: Path) -> None:

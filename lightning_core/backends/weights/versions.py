@@ -81,6 +81,13 @@ def _merged(network: PreTrainedModel, lora: Path) -> PreTrainedModel:
             warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers leaves behind
             device = str(network.device)  # peft's own choice is a GPU, where there is one
             wrapped = peft.PeftModel.from_pretrained(network, str(lora), torch_device=device)
+        with safe_open(lora / ADAPTER, framework="pt") as file:
+            given = set(file.keys())
+        if lost := sorted(given ^ peft.get_peft_model_state_dict(wrapped).keys()):
+            raise ValueError(
+                f"{lost[0]!r} and {len(lost) - 1} other tensors are in the file or the model alone, and peft "
+                "would leave them out; its adapter_config.json must name the layers that were trained"
+            )
         merged: PreTrainedModel = wrapped.merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"can't read the LoRA adapters in {str(lora)!r}: {error}") from error
