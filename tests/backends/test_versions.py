@@ -68,7 +68,7 @@ async def test_adapters_that_the_model_would_not_take_are_no_version(qwen: Path,
     tensors = load_file(file)
     tensors["base_model.model.lm_head.lora_A.weight"] = torch.ones(2, 4)
     save_file(tensors, file)
-    with pytest.raises(ModelError, match="'base_model.model.lm_head.lora_A.weight' and 0 other tensors"):
+    with pytest.raises(ModelError, match=r"lm_head\.lora_A\.weight' and 0 other tensors"):
         await LocalBackend(qwen).export_version(str(tmp_path / "one"), tmp_path / "plain")
     assert not (tmp_path / "plain").exists()
 
