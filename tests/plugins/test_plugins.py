@@ -201,7 +201,7 @@ def test_the_cores_own_parts_go_through_the_same_door() -> None:
     plugins = load_plugins([])
     assert [info.name for info in plugins.list()] == ["core"]
     assert {"memory", "redis", "rediss", "sqlite"} <= {*plugins.names("store")}
-    assert plugins.names("backend") == ["local", "verl"]
+    assert plugins.names("backend") == ["local", "tinker", "verl"]
     assert plugins.names("credit") == [
         *(
             "anchor",
