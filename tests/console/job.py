@@ -1,4 +1,10 @@
-"""The script of `tests/cli/small_job.py`, with rewards that differ in every group: each step teaches."""
+"""The script of `tests/cli/small_job.py`, with rewards that differ in every group: each step teaches.
+
+Rollouts wait for the file that the variable WAIT_FOR names, where it is set.
+"""
+
+import asyncio
+import os
 
 import lightning_core as lightning
 from lightning_core.tracing.scope import current_scope
@@ -7,6 +13,8 @@ from tests.cli import small_job
 
 async def solve(task: lightning.Task) -> float:
     """Every other rollout of a group succeeds."""
+    while not os.path.exists(os.environ.get("WAIT_FOR", "/")):
+        await asyncio.sleep(0.1)
     await small_job.solve(task)
     scope = current_scope()
     assert scope is not None
