@@ -12,9 +12,11 @@ from urllib.parse import quote
 
 import pytest
 
+from lightning_core.insight.standing import ENDED
 from lightning_core.insight.trace import read_traces
-from lightning_core.records.types import Call, Rollout
+from lightning_core.records.types import Call, Rollout, Run
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.folder import RunFolder
 from tests.console.conftest import JOB, STEPS, command, opening, serving
 
 T = TypeVar("T")
@@ -141,6 +143,22 @@ def test_one_run_is_compared_with_nothing_and_the_page_says_what_to_do(browser: 
         said = page.locator("main").inner_text()
     assert "There is one run here." in said
     assert "--set seed=2" in said
+
+
+def test_the_list_of_runs_says_why_one_failed(browser: Any, tmp_path: Path) -> None:
+    why = "ConfigError: train is empty: give at least one task"
+    for name, config in (("broken", {ENDED: why}), ("silent", {})):  # one run alone opens at once
+        with RunFolder(tmp_path / name, resume=False) as made:
+            made.write_address(None, None)
+        failed = Run(id=name, status="failed", config=config)
+        read(tmp_path / name, lambda store, failed=failed: store.put_run(failed))
+    with serving(str(tmp_path)) as printed, opening(browser, printed) as page:
+        row = page.locator("tr", has_text="broken")
+        row.wait_for()
+        assert row.locator(".status").inner_text() == "failed"
+        assert row.locator(".bad").inner_text() == why
+        assert not page.locator("tr", has_text="silent").locator(".bad").count()
+        assert "Open a run to see whether it learns, and why." in page.locator("main").inner_text()
 
 
 def calls_of(folder: Path, rollout: Rollout) -> list[Call]:
