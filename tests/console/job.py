@@ -5,16 +5,21 @@ Rollouts wait for the file that the variable WAIT_FOR names, where it is set.
 
 import asyncio
 import os
+import time
 
 import lightning_core as lightning
 from lightning_core.tracing.scope import current_scope
 from tests.cli import small_job
 
 
+def wait() -> None:
+    while not os.path.exists(os.environ.get("WAIT_FOR", "/")):
+        time.sleep(0.1)
+
+
 async def solve(task: lightning.Task) -> float:
     """Every other rollout of a group succeeds."""
-    while not os.path.exists(os.environ.get("WAIT_FOR", "/")):
-        await asyncio.sleep(0.1)
+    await asyncio.to_thread(wait)
     await small_job.solve(task)
     scope = current_scope()
     assert scope is not None
