@@ -167,11 +167,12 @@ def _owner(part: type, argument: str) -> str:
 
 def count_options() -> int:
     """Options of every verb, without `--help`."""
-    from lightning_core.cli.app import app
+    from lightning_core.cli.app import VERBS, app
 
     return sum(
         parameter.param_type_name == "option" and parameter.name != "help"
-        for command in _commands(typer.main.get_command(app))
+        for verb in (typer.main.get_command(app), *(verb.load() for verb in VERBS))
+        for command in _commands(verb)
         for parameter in command.params
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import inspect
 import io
 import logging
@@ -11,24 +12,156 @@ import signal
 import sys
 from collections import Counter
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+import typer.core
+import typer.main
 
 from lightning_core import __version__, telemetry
-from lightning_core.cli import asking, evaluating, models, runs, serving, starting, training
 from lightning_core.errors import LightningError
-from lightning_core.insight.failures import VARIES
+from lightning_core.texts.masking import without_details
 from lightning_core.texts.terminal import Plain, Terminal
 
+
+class Verb(typer.core.TyperCommand):
+    """A verb in the list of verbs; its module is imported when the verb runs or shows its own help."""
+
+    def __init__(self, name: str, home: str, summary: str, *, extra_args: bool = False) -> None:
+        super().__init__(name, help=summary)
+        self._home = home
+        self._context_settings = {"allow_extra_args": True} if extra_args else {}
+
+    def load(self) -> Any:
+        """The command itself, or the group of commands, from its module."""
+        module, name = self._home.split(".")
+        found = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(pretty_exceptions_enable=False)
+            alone.command(self.name, context_settings=self._context_settings)(found)
+            found = alone
+        for command in found.registered_commands:
+            command.help = flow((command.callback and command.callback.__doc__) or "")
+        return typer.main.get_command(found)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the loaded command; it, not this one, is what runs in it."""
+        return self.load().make_context(info_name, args, parent=parent, **extra)
+
+
+VERBS: Final = (
+    Verb(
+        "init",
+        "starting.init",
+        "Write a small app that trains as it is: the app, train.py with its reward, and tasks.jsonl.",
+    ),
+    Verb(
+        "train",
+        "training.train",
+        "Run a training script; these options replace its settings.",
+        extra_args=True,
+    ),
+    Verb(
+        "try",
+        "asking.try_script",
+        "Run your app on a task or two with the model as it is, and show calls, replies and rewards.",
+        extra_args=True,
+    ),
+    Verb(
+        "evaluate",
+        "evaluating.evaluate",
+        "Evaluate one or more policies on the same tasks, and compare each with the first.",
+        extra_args=True,
+    ),
+    Verb(
+        "worker",
+        "training.worker",
+        "Run rollouts for a trainer that was started with `train --set remote=runner`.",
+        extra_args=True,
+    ),
+    Verb(
+        "deploy",
+        "training.deploy",
+        "Write files that run a script in containers: trainer, gateway, workers and PostgreSQL.",
+        extra_args=True,
+    ),
+    Verb(
+        "serve",
+        "serving.serve",
+        "Serve a model, or the current version of a run, behind the recording gateway, without training.",
+    ),
+    Verb(
+        "gateway",
+        "serving.gateway",
+        "Serve the rollouts of a run that was started with `train --set remote=gateway`.",
+    ),
+    Verb("api", "serving.api", "Serve a store over REST, for workers and clients in any language."),
+    Verb("token", "serving.token", "Print a token for the REST API."),
+    Verb(
+        "show",
+        "runs.show",
+        "Show a run: curve, held-out reward before and after, figures of each agent, "
+        "failures, and a verdict.",
+    ),
+    Verb(
+        "why",
+        "asking.why",
+        "Say why the calls of a trained rollout got their advantages: one sentence each, then the terms.",
+    ),
+    Verb(
+        "whatif",
+        "asking.whatif",
+        "Credit a step again in another way, and list the calls whose advantage moves most.",
+    ),
+    Verb(
+        "report",
+        "asking.report",
+        "Write the console's pages of a run as one file, report.html, into its folder: to "
+        "send on or to keep.",
+    ),
+    Verb(
+        "console",
+        "serving.console",
+        "Show runs in the browser, during and after training: curves, rollouts, replay, and why.",
+    ),
+    Verb(
+        "alerts",
+        "runs.alerts",
+        "List the warnings of a run, oldest first: what happened, to what, and what to do.",
+    ),
+    Verb(
+        "sync",
+        "runs.sync",
+        "Send a run's records to an OpenTelemetry collector (a URL), or write them for "
+        "TensorBoard (a folder).",
+    ),
+    Verb(
+        "plugins",
+        "runs.plugins",
+        "List the installed plugins, the hooks they implement, and those that could not be loaded.",
+    ),
+    Verb("models", "models.app", "List, compare, choose and export versions of a run's weights and prompts."),
+    Verb("runs", "runs.app", "List runs; delete them, or what they need no more."),
+)
+"""All verbs, in the order of the list. Each summary is the first paragraph of the verb's own help."""
+
+
+class Verbs(typer.core.TyperGroup):
+    """The command with its verbs; none of their modules is imported yet."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for verb in VERBS:
+            self.add_command(verb)
+
+
 app = typer.Typer(
+    cls=Verbs,
     name="agentlightning",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(models.app, name="models")
-app.add_typer(runs.app, name="runs")
 
 
 def _say_version(asked: bool) -> None:
@@ -47,39 +180,10 @@ def command(
     """Train the agents you already have."""
 
 
-app.command()(starting.init)
-_with_script = app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
-_with_script(training.train)
-app.command("try", context_settings={"allow_extra_args": True})(asking.try_script)
-_with_script(evaluating.evaluate)
-_with_script(training.worker)
-_with_script(training.deploy)
-app.command()(serving.serve)
-app.command()(serving.gateway)
-app.command()(serving.api)
-app.command()(serving.token)
-app.command()(runs.show)
-app.command()(asking.why)
-app.command()(asking.whatif)
-app.command()(asking.report)
-app.command()(serving.console)
-app.command()(runs.alerts)
-app.command()(runs.sync)
-app.command()(runs.plugins)
-
-
 def flow(text: str) -> str:
     """A docstring whose paragraphs are one line each, for any width of a terminal; what is indented stays."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(each if each.startswith(" ") else " ".join(each.split()) for each in paragraphs)
-
-
-for verb in (
-    *app.registered_commands,
-    *models.app.registered_commands,
-    *runs.app.registered_commands,
-):
-    verb.help = flow((verb.callback and verb.callback.__doc__) or "")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -122,7 +226,7 @@ class Once(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno != logging.WARNING or record.name.startswith("lightning_"):
             return True
-        said = record.name, VARIES.sub("…", str(record.msg))
+        said = record.name, without_details(str(record.msg))
         self.counts[said] += 1
         return self.counts[said] == 1
 

@@ -38,8 +38,7 @@ from lightning_core.stores.versions import (
 )
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import check_there
-from lightning_core.trainer.parts import open_store
-from lightning_core.trainer.roles.gateway import open_reader
+from lightning_core.trainer.parts import open_reader, open_store
 
 _SHOWN: Final = 12
 """Tensors that a comparison lists."""

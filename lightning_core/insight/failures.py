@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from lightning_core.records.types import Call, Record, Rollout, Status
+from lightning_core.texts.masking import without_details
 
 _FRAME = re.compile(r"^  at ((.+):\d+ in .+)$", re.MULTILINE)
 """A frame, and its file."""
@@ -24,8 +25,6 @@ _LIBRARIES = (
 )
 _LONG = 300
 """Characters of an error that stand in one line."""
-VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+(\.\d+)?")
-"""The varying parts of messages of one kind: names, values, addresses in memory and numbers."""
 
 
 class FailureReason(Record):
@@ -71,10 +70,10 @@ def reason_of(rollout: Rollout) -> FailureReason:
 def kind_of(reason: FailureReason) -> tuple[str, str]:
     """Equal for failures of one cause: the hint, type and place, or the message without what varies."""
     if reason.hint is not None:
-        return VARIES.sub("…", reason.hint), ""
+        return without_details(reason.hint), ""
     if reason.place is not None:
         return reason.error.partition(":")[0], reason.place
-    return VARIES.sub("…", reason.error), ""
+    return without_details(reason.error), ""
 
 
 def is_cut(call: Call) -> bool:

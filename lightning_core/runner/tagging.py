@@ -26,8 +26,6 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Final
 
-import httpx
-
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.records.types import UNNAMED, Call, Event, Reward
 from lightning_core.tracing.environment import REWARD_URL, rewards_url, variables
@@ -176,6 +174,8 @@ def _send_rewards(scope: Scope) -> None:
     """Through the gateway, as nothing else leads from here to the rollout's own process."""
     if not scope.rewards:
         return
+    import httpx  # 0.1 s, and most rollouts are never here
+
     fields = {"value": "value", "agent": "agent", "call_id": "call", "reason": "reason"}
     given = [
         {name: value for field, name in fields.items() if (value := getattr(reward, field)) is not None}

@@ -1,4 +1,4 @@
-"""Masking of passwords and keys in texts that are shown, logged or written to disk."""
+"""Masking in texts that are shown, logged or written to disk: of passwords and keys, and of what varies."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _GIVEN = re.compile(
 )
 _FLAG = re.compile(rf"(?i)--?{_SECRET}$")
 _OPTION = re.compile(r"(?i)[^=]*passw(?:or)?d=")
+_VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+(\.\d+)?")
 
 
 def without_password(url: str) -> str:
@@ -59,3 +60,8 @@ def masked(arguments: Sequence[str]) -> Iterator[str]:
 def is_secret(name: str) -> bool:
     """Whether a variable or an option of that name holds a password or a key."""
     return re.fullmatch(rf"(?i){_SECRET}", name) is not None
+
+
+def without_details(message: str) -> str:
+    """The message with … for quoted names, addresses in memory and numbers, equal for messages of a kind."""
+    return _VARIES.sub("…", message)

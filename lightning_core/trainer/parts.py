@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import cast
 
 from lightning_core.air.base import AIR
@@ -15,6 +16,7 @@ from lightning_core.backends.hosted import Hosted
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
+from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store
 from lightning_core.trainer.settings import Settings
 
@@ -113,3 +115,20 @@ def open_store(url: str, plugins: Plugins) -> Store:
     """The store for a URL, by its scheme; enter it to open it."""
     store: Store = plugins.part("store", url.partition(":")[0])(url)
     return store
+
+
+def open_reader(run: Run, versions: list[ResourceVersion], plugins: Plugins) -> Backend:
+    """A backend that is not started, to read the run's versions with: of the kind that trained it. The local
+    one stands in for a script's own backend object, which has no registered name, and for verl's where there
+    is no vLLM."""
+    kind = str(run.config.get("backend"))
+    if kind not in plugins.names("backend") or (kind == "verl" and find_spec("vllm") is None):
+        kind = "local"
+    made: Backend = plugins.part("backend", kind)(model=base_model(run, versions))
+    return made
+
+
+def base_model(run: Run, versions: list[ResourceVersion]) -> str:
+    """The model that the run began with: its version 0, or what its record says."""
+    start = next((version.uri for version in versions if version.version == 0), None)
+    return start or str(run.config["model"])

@@ -10,7 +10,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +27,7 @@ from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store
 from lightning_core.stores.heartbeat import Heartbeat, make_member
 from lightning_core.stores.versions import POLICY, find_current, get_version
-from lightning_core.trainer.parts import open_store
+from lightning_core.trainer.parts import base_model, open_reader, open_store
 from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
 
@@ -146,23 +145,6 @@ async def serving_run(
     finally:
         await upstream.close()
         await reader.close()
-
-
-def open_reader(run: Run, versions: list[ResourceVersion], plugins: Plugins) -> Backend:
-    """A backend that is not started, to read the run's versions with: of the kind that trained it. The local
-    one stands in for a script's own backend object, which has no registered name, and for verl's where there
-    is no vLLM."""
-    kind = str(run.config.get("backend"))
-    if kind not in plugins.names("backend") or (kind == "verl" and find_spec("vllm") is None):
-        kind = "local"
-    made: Backend = plugins.part("backend", kind)(model=base_model(run, versions))
-    return made
-
-
-def base_model(run: Run, versions: list[ResourceVersion]) -> str:
-    """The model that the run began with: its version 0, or what its record says."""
-    start = next((version.uri for version in versions if version.version == 0), None)
-    return start or str(run.config["model"])
 
 
 def _name(model: str) -> str:
