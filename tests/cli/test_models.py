@@ -93,6 +93,19 @@ def test_the_list_says_what_is_current_what_it_came_to_and_what_is_gone(run: Pat
     assert re.search(r"● │ 1 │ bob │ 16 characters", prompts), prompts
 
 
+def test_the_list_fits_80_columns(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["agentlightning", "models", "list", str(run)])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().out.splitlines()
+    names = ["version", "step", "reward", "greedy", "size", "age"]
+    assert names in [re.findall(r"\w+", line) for line in shown]
+    assert all(len(line) <= 80 for line in shown)
+
+
 def test_a_rollback_is_recorded_with_its_author_and_undone_like_it_was_done(
     run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

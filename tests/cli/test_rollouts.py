@@ -270,6 +270,16 @@ def test_a_run_is_one_line_of_80_characters(
     assert all(len(line) <= 80 for line in lines[:2])
 
 
+def test_rollouts_of_a_condition_fit_80_columns(
+    run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = command("show", run, "--where", "agent=writer").splitlines()
+    assert ["rollout", "reward", "task"] in [line.split() for line in shown]
+    assert "small-t0-0-1" in {word for line in shown for word in line.split()}
+    assert all(len(line) <= 80 for line in shown)
+
+
 def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None:
     shown = command("show", run)
     assert "the newest 4 of 4" in shown
