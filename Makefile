@@ -23,7 +23,7 @@ help:
 	@echo "make check     ruff, mypy --strict, the layer contract, and no marker of an unfinished merge"
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
 	@echo "make house     measure the sources: lines, imports, circles, settings"
-	@echo "make bench-verl train the SQL agent with both backends, three seeds of each (half an hour)"
+	@echo "make bench-verl train the SQL agent with both backends, and with vLLM as the local engine, three seeds of each (an hour)"
 	@echo "make results   make the examples' tables in benchmarks/results (all, or EXAMPLE=sql, calc, words, ...)"
 	@echo "make results-gemma train Gemma 3 270M, from a GGUF file, on the word problems (Gemma's terms of use apply)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"

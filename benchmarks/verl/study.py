@@ -14,6 +14,7 @@ from benchmarks.studies import Study
 from benchmarks.tables import study_table
 from benchmarks.verl.share import Share
 from benchmarks.verl.usage import watched
+from lightning_core.backends.local.backend import LocalBackend
 
 RANKS = 2
 
@@ -37,6 +38,8 @@ def backend(name: str) -> Mapping[str, Any]:
     """The backend of a run: here verl has as many ranks on any machine."""
     if name == "local":
         return {"backend": "local"}
+    if name == "vllm":
+        return {"backend": LocalBackend("tiny", engine="vllm")}
     from lightning_core.backends.verl.backend import VerlBackend
 
     return {"backend": VerlBackend("tiny", gpus=RANKS)}
@@ -54,6 +57,17 @@ STUDIES = MappingProxyType(
             ),
             seeds=3,
             extra=Share(),
-        )
+        ),
+        "engines": Backends(
+            "engines",
+            "vLLM as the engine of the local backend, beside its own",
+            "sql",
+            tuple(
+                Variant(label, settings=partial(backend, name), key=f"on-{name}", beside=watched)
+                for label, name in (("engine torch", "local"), ("engine vllm", "vllm"))
+            ),
+            seeds=3,
+            extra=Share(),
+        ),
     }
 )
