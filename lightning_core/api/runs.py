@@ -12,6 +12,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,9 @@ from lightning_core.stores.heartbeat import living
 from lightning_core.stores.versions import CHOICES, POLICY, read_number
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
+
+_LARGEST = 2**63 - 1
+"""The largest step; none follows it, so no page names it as `next`."""
 Paged = Annotated[ListPage, Depends()]
 
 
@@ -242,10 +246,10 @@ async def list_metrics(run_id: str, caller: Client, page: Paged, since: Integer 
 
 
 def _step(after: str) -> int:
-    try:
-        return int(after)
-    except ValueError:
-        raise FieldError("after", f"is {after!r}; give what the page before had as `next`") from None
+    with suppress(ValueError):
+        if -_LARGEST <= (step := int(after)) < _LARGEST:
+            return step
+    raise FieldError("after", f"is {after[:40]!r}; give what the page before had as `next`")
 
 
 @router.put("/members", response_model=KeyedMember)

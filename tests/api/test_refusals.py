@@ -121,6 +121,15 @@ async def test_a_token_id_is_a_number_that_an_engine_can_give(desk: Desk) -> Non
         assert error(await desk.ask("POST", "/calls", body), 422, "invalid_value")["field"] == field
 
 
+@pytest.mark.parametrize("after", ["", "last", str(2**63 - 1), str(-(2**63)), "9" * 4000])
+async def test_a_page_of_metrics_goes_on_after_a_step_alone(desk: Desk, after: str) -> None:
+    answer = await desk.ask("GET", "/metrics", run_id="run", after=after)
+    problem = error(answer, 422, "invalid_value")
+    assert problem["field"] == "after"
+    assert "give what the page before had as `next`" in problem["message"]
+    assert good(await desk.ask("GET", "/metrics", run_id="run", after=str(2**63 - 2)))["metrics"] == []
+
+
 async def test_unknown_addresses_and_methods_point_to_the_document(desk: Desk) -> None:
     assert "openapi.json" in error(await desk.ask("GET", "/nowhere"), 404, "unknown_address")["message"]
     assert "DELETE" in error(await desk.ask("DELETE", "/rollouts"), 405, "method_not_allowed")["message"]
