@@ -6,8 +6,8 @@ import json
 from random import Random
 from typing import Any, Final
 
-_MARK: Final = "\u241f"
-"""Begins and ends a string that stands for raw JSON until it is written."""
+_MARK: Final = "\u241fraw JSON\u241f"
+"""Begins and ends a string that stands for raw JSON until it is written. Chance draws no such text."""
 NUMBERS: Final = (
     *(0, 1, -1, 2, 3, 20, 128, 129, 2047, 2048, 2049, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64),
     *(-(2**31), -(2**63), -(2**63) - 1, 10**30, 10**400, -(10**400)),
