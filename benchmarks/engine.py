@@ -6,6 +6,8 @@ Random weights in the shape of the shipped model, one thread, requests whose pro
 reply. "shared": mixed, and all prompts begin with the same 100 tokens. Each repeat runs all candidates after
 one another, so that what disturbs the machine disturbs them alike; a ratio is taken within a repeat.
 
+Also decoding steps alone, of rows of like and of unlike length, without `generate`.
+
 `--states` measures networks that keep state outside attention instead, one of each kind: linear attention
 (Qwen3.5), convolution (LFM2), state space (Falcon-H1). `--hidden 512 --layers 8` gives them some 25 M
 parameters.
@@ -35,11 +37,14 @@ from benchmarks.shapes import STATE_FAMILIES, random_qwen3, random_state_network
 from lightning_core.backends.local.attention import use_plans
 from lightning_core.backends.local.decoder import Decoder, LlamaDecoder, NetworkDecoder, StateDecoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
+from lightning_core.backends.local.memory import Memory
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.weights.model import parameter_count
 
 CONTEXT = 512
+UNLIKE_CONTEXT, STEPS = 4096, 40
+"""The context of that network, and the steps that are timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,35 @@ def measure_packed(folder: Path, asked: Asked) -> list[Row]:
         "engine": LlamaDecoder(planned, torch.float32, CONTEXT),
         "engine, general path": NetworkDecoder(planned, torch.float32),
     }
-    return compare("", plain, planned, decoders, asked)
+    return [*compare("", plain, planned, decoders, asked), measure_unlike(folder, asked)]
+
+
+def measure_unlike(folder: Path, asked: Asked) -> Row:
+    """Decoding steps of 32 rows, of like and of unlike length."""
+    network = random_qwen3(folder)
+    use_plans(network)
+    decoder, draw = LlamaDecoder(network, torch.float32, UNLIKE_CONTEXT), random.Random("rows")
+    like = [draw.randrange(80, 121) for _ in range(32)]
+    lengths = {
+        "rows of 100": like,
+        "one of 3,000 among them": [*like[:13], 3000, *like[14:]],
+        "rows of 100 to 3,000": [draw.randrange(100, 3001) for _ in range(32)],
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in lengths}
+    for _ in range(asked.repeats):
+        for name, rows in lengths.items():
+            memory = decoder.memory(kv_shape(network, torch.float32), len(rows), 1 << 30, 0)
+            memory.reserve(max(rows) + STEPS, len(rows))
+            load = Load([], [STEPS] * len(rows))
+            speeds[name].append(speed(partial(decode, memory, rows), load, cpu=asked.cpu_time))
+    return Row("decoding, batch 32", "rows of 100", speeds, "tokens/s")
+
+
+@torch.inference_mode()
+def decode(memory: Memory, rows: list[int]) -> None:
+    """Steps of rows that have so many tokens."""
+    for step in range(STEPS):
+        memory.logits([row + step for row in rows], [], [7] * len(rows), list(range(len(rows))))
 
 
 def measure_states(asked: Asked) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from lightning_core.backends.local.cache import Prefixes, Shape, Slots
 from lightning_core.backends.local.memory import TokenRun
 
 logger = logging.getLogger(__name__)
+SPARE = 512
+"""Places that one product may read more than two, which take longer to start."""
 Work = Callable[[], torch.Tensor]
 Capture = Callable[[Work], Work]
 """Makes of work what does it again, with the same tensors, on what is in them by then."""
@@ -94,6 +97,24 @@ def packed_memory(
     return PackedMemory(decoder, slots, prefixes, steps)
 
 
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Rows from `start` to `end`, which read `longest` tokens each."""
+
+    start: int
+    end: int
+    longest: int
+
+    @property
+    def places(self) -> int:
+        """Tokens that are read."""
+        return (self.end - self.start) * self.longest
+
+    def __or__(self, other: RowSpan) -> RowSpan:
+        """Joined with the span after it."""
+        return RowSpan(self.start, other.end, max(self.longest, other.longest))
+
+
 class StepPlan:
     """The attention of one engine step: one decoding token for each of the first B rows, then runs of prompt
     tokens, T = B + the runs' tokens in that order.
@@ -103,18 +124,22 @@ class StepPlan:
     """
 
     def __init__(
-        self, slots: Slots, rows: torch.Tensor, positions: torch.Tensor, longest: int, runs: list[TokenRun]
+        self,
+        slots: Slots,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        spans: Sequence[RowSpan],
+        runs: list[TokenRun],
     ) -> None:
-        """Rows and positions (T,) of the tokens; no decoding row has more than `longest` tokens with its new
-        one."""
-        self._slots, self._rows, self._longest, self._runs = slots, rows, longest, runs
+        """Rows and positions (T,) of the tokens, and the decoding rows in spans."""
+        self._slots, self._rows, self._spans, self._runs = slots, rows, spans, runs
         self._decoding = len(rows) - sum(run.count for run in runs)
         self._device, self._dtype = slots.shape.device, slots.shape.dtype
         self.positions = positions
         self._places = slots.places(rows, positions)
         self._calls = iter(slots.shape.calls)
-        self._biases: dict[tuple[Sees | None, int], torch.Tensor] = {}
-        """(B K, 1, longest) for so many key heads K."""
+        self._biases: dict[tuple[Sees | None, int], list[torch.Tensor]] = {}
+        """(B K, 1, longest) of each span, for so many key heads K."""
         self._masks: dict[Sees | None, list[torch.Tensor | None]] = {}
         """Masks of each run."""
 
@@ -126,7 +151,7 @@ class StepPlan:
         keys, values = self._write(call, key, value)  # (rows, K, capacity, D or V)
         parts = []
         if self._decoding:
-            parts.append(self._decode(query[: self._decoding], keys, values, form, call.sees))
+            parts += self._decode(query, keys, values, form, call.sees)
         at = self._decoding
         if self._runs and call.sees not in self._masks:
             self._masks[call.sees] = [_mask(run, call.sees, self._device) for run in self._runs]
@@ -160,20 +185,27 @@ class StepPlan:
         values: torch.Tensor,
         form: AttentionForm,
         sees: Sees | None,
-    ) -> torch.Tensor:
-        rows, heads, size = query.shape
+    ) -> list[torch.Tensor]:
+        heads, size = query.shape[1:]
         kv_heads = keys.shape[1]
         if (sees, kv_heads) not in self._biases:
-            self._biases[sees, kv_heads] = self._bias(sees).repeat_interleave(kv_heads, 0)
-        keys = keys[:rows].flatten(0, 1)[:, : self._longest]
-        values = values[:rows].flatten(0, 1)[:, : self._longest]
-        grouped = query.reshape(rows * kv_heads, heads // kv_heads, size)
-        sinks = None if form.sinks is None else form.sinks.view(kv_heads, -1, 1).repeat(rows, 1, 1)
-        seen = weights(grouped, keys, self._biases[sees, kv_heads], form, sinks)
-        return torch.bmm(seen, values).view(rows, heads, -1)
+            self._biases[sees, kv_heads] = [
+                self._bias(span, sees).repeat_interleave(kv_heads, 0) for span in self._spans
+            ]
+        outs = []
+        for span, bias in zip(self._spans, self._biases[sees, kv_heads], strict=True):
+            rows = span.end - span.start
+            own_keys = keys[span.start : span.end].flatten(0, 1)[:, : span.longest]
+            own_values = values[span.start : span.end].flatten(0, 1)[:, : span.longest]
+            grouped = query[span.start : span.end].reshape(rows * kv_heads, heads // kv_heads, size)
+            sinks = None if form.sinks is None else form.sinks.view(kv_heads, -1, 1).repeat(rows, 1, 1)
+            seen = weights(grouped, own_keys, bias, form, sinks)
+            outs.append(torch.bmm(seen, own_values).view(rows, heads, -1))
+        return outs
 
-    def _bias(self, sees: Sees | None) -> torch.Tensor:
-        places, own = torch.arange(self._longest, device=self._device), self.positions[: self._decoding, None]
+    def _bias(self, span: RowSpan, sees: Sees | None) -> torch.Tensor:
+        places = torch.arange(span.longest, device=self._device)
+        own = self.positions[span.start : span.end, None]
         hidden = places > own
         if sees is not None:
             hidden |= ~sees(own, places)
@@ -188,7 +220,37 @@ def step_plan(slots: Slots, lengths: list[int], runs: list[TokenRun]) -> StepPla
         rows += [run.row] * run.count
         positions += range(run.start, run.start + run.count)
     placed = torch.tensor([rows, positions], device=slots.shape.device)
-    return StepPlan(slots, placed[0], placed[1], max(lengths, default=0) + 1, runs)
+    return StepPlan(slots, placed[0], placed[1], spans_of([length + 1 for length in lengths]), runs)
+
+
+def spans_of(lengths: Sequence[int]) -> list[RowSpan]:
+    """The rows in spans, each of which is a product of its own.
+
+    Rows of unlike length in one product all read as much as the longest: one of 3,000 tokens among 31 of 100
+    makes the step read 96,000 places in place of 6,100. Rows of like length are joined first, so that a long
+    one does not take the short ones behind it one by one.
+    """
+    like: list[RowSpan] = []
+    for row, length in enumerate(lengths):
+        _add(like, RowSpan(row, row + 1, length), least=0.5)
+    spans: list[RowSpan] = []
+    for span in like:
+        _add(spans, span, least=0.0)
+    return spans
+
+
+def _add(spans: list[RowSpan], span: RowSpan, least: float) -> None:
+    """Join a span with the last ones, as long as no product reads more than `SPARE` places in vain for it and
+    the shorter is at least this share of the longer."""
+    while spans:
+        before = spans[-1]
+        joined = before | span
+        alike = min(before.longest, span.longest) >= least * joined.longest
+        if not alike or joined.places > before.places + span.places + SPARE:
+            break
+        span = joined
+        spans.pop()
+    spans.append(span)
 
 
 class DecodeSteps:
@@ -239,7 +301,7 @@ class DecodeSteps:
         rows = torch.arange(inputs.shape[1], device=inputs.device)
 
         def step() -> torch.Tensor:
-            plan = StepPlan(slots, rows, inputs[1], longest, [])
+            plan = StepPlan(slots, rows, inputs[1], [RowSpan(0, len(rows), longest)], [])
             return self._decoder.logits(inputs[0], inputs[1], plan, rows)
 
         return inputs, self._capture(step)
