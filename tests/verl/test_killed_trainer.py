@@ -3,13 +3,9 @@ lost, none counted twice, and nothing of Ray or vLLM stays behind."""
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +16,7 @@ import psutil
 
 from lightning_core.records.types import Status
 from lightning_core.stores.sqlite import SqliteStore
+from tests.jobs import begun
 from tests.verl.job import GROUP_SIZE, STALENESS, TASKS_PER_STEP
 from tests.verl.test_backend_killed import command_of
 
@@ -27,30 +24,7 @@ ROLLOUTS = TASKS_PER_STEP * GROUP_SIZE
 STEPS = 3
 END_SECONDS = 180.0
 """Workers, servers and engines end at once; Ray's two agents try to tell its dead head for a minute first."""
-ROOT = Path(__file__).parents[2]
-
-
-@contextmanager
-def begun(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The job in a process of its own, which does not outlive the test."""
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(Path(__file__).with_name("job.py")),
-        str(folder),
-        str(STEPS),
-    ]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with (folder.parent / "said").open("a") as said:
-        job = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, "PYTHONPATH": path}
-        )
-        with job:
-            try:
-                yield job
-            finally:
-                job.kill()
+JOB = Path(__file__).with_name("job.py")
 
 
 def kill(job: subprocess.Popen[str], after: int) -> tuple[int, list[psutil.Process]]:
@@ -70,14 +44,14 @@ def kill(job: subprocess.Popen[str], after: int) -> tuple[int, list[psutil.Proce
 
 @pytest.mark.timeout(2700)
 async def test_a_killed_trainer_is_resumed_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder, said = tmp_path / "run", tmp_path / "said"
     # At any rollout of the second step: before, during or after the first update.
     after = ROLLOUTS + random.randint(1, ROLLOUTS)
-    with begun(folder) as job:
+    with begun(JOB, said, folder, STEPS) as job:
         ended, beneath = kill(job, after)
-    with begun(folder) as resumed:
+    with begun(JOB, said, folder, STEPS) as resumed:
         ended += resumed.communicate()[0].count("rollout\n")
-    assert resumed.returncode == 0, (after, (tmp_path / "said").read_text()[-4000:])
+    assert resumed.returncode == 0, (after, said.read_text()[-4000:])
     assert not psutil.wait_procs(beneath, END_SECONDS)[1]
     assert ended >= ROLLOUTS * STEPS
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
