@@ -1,5 +1,6 @@
 # Two commands are enough: `make demo` and `make test`. Both set up what they need.
-# `make demo-verl` is `make demo-tiny` with verl and vLLM in place of the local backend, on the processor too.
+# `make demo-verl` is `make demo-tiny` with verl and vLLM in place of the local backend, on the processor too, and
+# `make demo-tinker` with a server of Tinker's API.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,14 +8,15 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= runs/demo
 
-.PHONY: help harnesses demo demo-verl environments browser test test-all test-new test-verl test-workers test-servers peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl results results-gemma policies dist docs clean
+.PHONY: help harnesses demo demo-verl demo-tinker environments browser test test-all test-new test-verl test-workers test-servers test-tinker peers proof proof-2 proof-3 faults fuzz soak check markers bench house bench-verl bench-tinker results results-gemma policies dist docs clean
 
 help:
 	@echo "make demo      train SmolLM2 (135 M parameters) in a LangGraph app on this machine (minutes)"
 	@echo "make demo-tiny train the SQL agent with a model made for it (1.5 M parameters), in a minute or two"
 	@echo "make demo-verl the same with verl and vLLM, on this machine's processor"
+	@echo "make demo-tinker the same with LoRA by a server of Tinker's API, on this machine's processor"
 	@echo "make test      run the tests for every change: one environment, ten minutes on two cores"
-	@echo "make test-all  run all tests: newest SDKs, verl and vLLM, peers, proof, faults (three environments)"
+	@echo "make test-all  run all tests: newest SDKs, verl and vLLM, peers, proof, faults (four environments)"
 	@echo "make test-verl run those of them that start verl's workers and vLLM's servers"
 	@echo "make test-tinker train through a real server of Tinker's API, on this machine's processor"
 	@echo "make test-sky  check the files for SkyPilot with its own parser"
@@ -24,6 +26,7 @@ help:
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
 	@echo "make house     measure the sources: lines, imports, circles, settings"
 	@echo "make bench-verl train the SQL agent with both backends, and with vLLM as the local engine, three seeds of each (an hour)"
+	@echo "make bench-tinker train the SQL agent here and at a server of Tinker's API, three seeds of each"
 	@echo "make results   make the examples' tables in benchmarks/results (all, or EXAMPLE=sql, calc, words, ...)"
 	@echo "make results-gemma train Gemma 3 270M, from a GGUF file, on the word problems (Gemma's terms of use apply)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
@@ -36,7 +39,7 @@ help:
 	@echo "make docs      build the site of docs/ into build/site, without a network; a dead link fails"
 	@echo "make clean     remove environments, caches and runs"
 
-# Three environments. CrewAI and LlamaIndex need openai 2, newer OpenAI Agents SDKs need openai 3, and Google ADK
+# Four environments. CrewAI and LlamaIndex need openai 2, newer OpenAI Agents SDKs need openai 3, and Google ADK
 # another OpenTelemetry than CrewAI: $(VENV) has everything but ADK with openai 2, $(VENV)-new the newest of all
 # but CrewAI and LlamaIndex, and no torch. $(VENV)-verl has verl and vLLM, both for
 # the processor, and TRL, with whose losses ours are compared.
@@ -51,6 +54,8 @@ NEW     := $(VENV)-new
 VERL    := $(VENV)-verl
 # A server of Tinker's API and its client, both for the processor; the server wants an older transformers.
 TINKER  := $(VENV)-tinker
+# Speaks protobuf, which that server does not.
+NEWEST_CLIENT := tinker==0.38.0
 # What is never imported is not compiled, the rest when it is, and then kept whatever the environment says: the
 # tests start some hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -84,6 +89,7 @@ $(VERL)/.ready: requirements-verl.txt requirements-peers.txt pyproject.toml plug
 $(TINKER)/.ready: requirements-tinker.txt pyproject.toml plugins/langgraph/pyproject.toml
 	$(PYTHON) -m venv $(TINKER)
 	$(TINKER)/bin/$(PIP) --no-deps -r requirements-tinker.txt -e . -e plugins/langgraph
+	$(TINKER)/bin/$(PIP) --no-deps --target $(TINKER)/newest $(NEWEST_CLIENT)
 	@touch $@
 
 # The console prints its address once the run is there, and stays after it where somebody sits at a terminal.
@@ -104,8 +110,14 @@ ON_CPU := $(VERL)/bin/python tests/verl/cpu.py
 demo-verl: $(VERL)/.ready
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) agentlightning train examples/sql/train.py --set backend=verl --steps 24 --folder $(DEMO)-verl-$$(date +%Y%m%d-%H%M%S)
 
+# The server is of this machine, and ends with the run.
+AT_SERVICE := $(TINKER)/bin/python -m benchmarks.tinker.server
+
+demo-tinker: $(TINKER)/.ready
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(AT_SERVICE) $(TINKER)/bin/agentlightning train examples/sql/train.py --set backend=tinker --set backend.reduction=mean --steps 16 --folder $(DEMO)-tinker-$$(date +%Y%m%d-%H%M%S)
+
 # `make -j3 environments` makes them side by side.
-environments: $(READY) $(NEW)/.ready $(VERL)/.ready
+environments: $(READY) $(NEW)/.ready $(VERL)/.ready $(TINKER)/.ready
 
 # A file stays with one worker, as its runs are made once for all its tests; tests/conftest.py says which files
 # come first. Three workers keep two cores busy, as tests wait now and then; each has one thread.
@@ -128,7 +140,7 @@ ALONE := --last-failed --last-failed-no-failures none
 test-all: environments
 	$(BIN)/$(PYTEST) --all --durations 30 || $(BIN)/pytest --all $(ALONE)
 	$(MAKE) test-new
-	$(MAKE) -j2 --output-sync test-verl
+	$(MAKE) -j2 --output-sync test-verl test-tinker
 	$(MAKE) -j2 --output-sync faults proof peers test-sky
 
 peers: $(VERL)/.ready
@@ -155,10 +167,11 @@ test-servers: $(VERL)/.ready
 	$(ON_CPU) pytest $(SERVERS) || $(ON_CPU) pytest $(SERVERS) $(ALONE)
 
 # Their server keeps what JAX compiled in .data/tinker, so the first run takes longer than later ones.
-.PHONY: test-tinker
+SERVICE := tests/tinker -o cache_dir=.pytest_cache/tinker
 test-tinker: export OMP_NUM_THREADS := 1
+
 test-tinker: $(TINKER)/.ready
-	$(TINKER)/bin/pytest tests/tinker -o cache_dir=.pytest_cache/tinker
+	$(TINKER)/bin/pytest $(SERVICE) || $(TINKER)/bin/pytest $(SERVICE) $(ALONE)
 
 # Of every run, at least; .ci/run makes fewer, by as many rollouts at once.
 CALLS ?= 10000
@@ -242,6 +255,9 @@ bench: $(READY)
 
 house: $(READY)
 	$(BIN)/python -m benchmarks.house
+
+bench-tinker: $(TINKER)/.ready
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(TINKER)/bin/python -m benchmarks.tinker
 
 bench-verl: $(VERL)/.ready
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) python -m benchmarks.verl

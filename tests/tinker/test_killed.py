@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,46 +11,31 @@ import pytest
 pytest.importorskip("tinker", reason="Tinker's client lives in an environment of its own: make test-tinker")
 pytest.importorskip("skyrl", reason="its server lives in an environment of its own: make test-tinker")
 
+from benchmarks.tinker.server import Server
 from lightning_core.records.types import Status
 from lightning_core.stores.sqlite import SqliteStore
-from tests.tinker.conftest import ROOT, Server
+from tests.jobs import begun
 from tests.tinker.job import GROUP_SIZE, TASKS_PER_STEP
 
 ROLLOUTS = TASKS_PER_STEP * GROUP_SIZE
 STEPS = 2
-
-
-@contextmanager
-def begun(url: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The job in a process of its own, which does not outlive the test."""
-    script = str(Path(__file__).with_name("job.py"))
-    command = [sys.executable, "-W", "ignore", script, url, str(folder), str(STEPS)]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with (folder.parent / "said").open("a") as said:
-        job = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, "PYTHONPATH": path}
-        )
-        with job:
-            try:
-                yield job
-            finally:
-                job.kill()
+JOB = Path(__file__).with_name("job.py")
 
 
 @pytest.mark.timeout(3600)
 async def test_a_killed_run_goes_on_at_a_server_that_was_killed_too(server: Server, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder, said = tmp_path / "run", tmp_path / "said"
     after = ROLLOUTS + random.randint(1, ROLLOUTS - 1)
-    with begun(server.url, folder) as job:
+    with begun(JOB, said, server.url, folder, STEPS) as job:
         assert job.stdout is not None
         for _ in range(after):
-            assert job.stdout.readline() == "rollout\n", (tmp_path / "said").read_text()[-4000:]
+            assert job.stdout.readline() == "rollout\n", said.read_text()[-4000:]
         job.kill()
     server.kill()
     server.start()
-    with begun(server.url, folder) as resumed:
+    with begun(JOB, said, server.url, folder, STEPS) as resumed:
         resumed.communicate()
-    assert resumed.returncode == 0, (after, (tmp_path / "said").read_text()[-4000:])
+    assert resumed.returncode == 0, (after, said.read_text()[-4000:])
     async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
         (run,) = await store.list_runs()
         assert run.status == "finished"

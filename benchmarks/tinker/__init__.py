@@ -1,0 +1,1 @@
+"""The tinker backend beside the local one, through a real server."""
