@@ -163,7 +163,7 @@ def run(command: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.version_info < (3, 12):
-        typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
+        typing.TypedDict = typing_extensions.TypedDict
     match sys.argv[1:]:
         case [str(mode), *rest] if mode == ENGINE:
             from skyrl.tinker.engine import main as run_engine

@@ -126,6 +126,19 @@ class Timed(Protocol):
         """Seconds so far in which a reply was being sampled, or weights were trained, moved or saved."""
 
 
+@runtime_checkable
+class Paid(Protocol):
+    """A backend that a service computes for, by the token."""
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Tokens of the whole run so far, as metrics."""
+
+    @property
+    def ceiling_reached(self) -> str | None:
+        """Why no further step may begin; None while one may."""
+
+
 OPTIONAL = (
     ("values", "has a critic", "an algorithm without one, such as GRPO"),
     ("encode", "learns from demonstrations", "SFT() on its own rollouts"),

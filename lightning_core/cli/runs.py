@@ -51,6 +51,7 @@ from lightning_core.trainer.display import (
     held_out_table,
     phase_line,
     show_searches,
+    spent_line,
     verdict_lines,
 )
 from lightning_core.trainer.folder import RunFolder
@@ -302,6 +303,8 @@ def show_summary(summary: Summary, console: Console) -> None:
     if not summary.agents:  # no step has trained
         return
     console.print(agent_table(summary))
+    if summary.spent:
+        console.print(spent_line(summary.spent), highlight=False)
     equal = f"{summary.zero_variance_groups} groups had equal rewards, so nothing to compare"
     console.print(f"{summary.rollouts} rollouts, {summary.failures} failed, {equal}")
     console.print(

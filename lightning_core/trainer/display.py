@@ -19,6 +19,7 @@ from lightning_core.insight.rewards import WIDTH
 from lightning_core.insight.verdict import Verdict, say
 from lightning_core.records.types import Alert, Metrics, Rollout, Run, Status
 from lightning_core.texts.terminal import Terminal
+from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.report import NO_PLOTS, task_name
 from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary, exported_note
@@ -127,6 +128,8 @@ class Display(Observer):
                 note = f"  {_rate(values):,.0f} tok/s"
         if stale := describe_staleness(values.get("staleness_mean", 0.0), values.get("staleness_max", 0.0)):
             note += f"  {stale}"
+        if paid := service_total(values):
+            note += f"  {paid:,.0f} service tokens"
         if failures := values.get("failures"):
             note += f"  [red]{failures:.0f} failed[/red]"
         if self._training is not None:
@@ -156,26 +159,30 @@ class Display(Observer):
         show_searches(summary, console)
         if summary.agents:
             console.print(agent_table(summary))
+        if summary.spent:
+            console.print(spent_line(summary.spent), highlight=False)
         if len(summary.phases) > 1:
             console.print(phase_line(summary.phases, summary.steps), highlight=False)
         if summary.reasons:
             console.print(failure_lines(summary.reasons, folder), soft_wrap=True)
-        console.print(_left(summary, folder), soft_wrap=True)
+        console.print(_left(summary, RunFolder(folder, resume=True)), soft_wrap=True)
         if summary.verdict:
             console.print(verdict_lines(summary.verdict), soft_wrap=True)
 
 
-def _left(summary: Summary, folder: Path) -> Text:
+def _left(summary: Summary, run: RunFolder) -> Text:
     """Names the contents of the folder and the next step to take; a run without a model has no policy."""
+    folder, adapters = run.path, run.has_adapters_alone
     picture = folder / "curve.png"
     exported = exported_note(summary)
+    what = "LoRA adapters: merge them to serve them" if adapters else "a transformers folder"
     lines = [
-        f"policy      {folder / 'policy'}   (a transformers folder)",
+        f"policy      {folder / 'policy'}   ({what})",
         *([f"            {exported}"] if exported else []),
         f"summary     {folder / 'summary.json'}",
         f"curve       {picture if picture.exists() else NO_PLOTS}",
         f"next        agentlightning show {folder}",
-        f"            agentlightning serve {folder / 'policy'}",
+        *([] if adapters else [f"            agentlightning serve {folder / 'policy'}"]),
     ]
     kept = [line for line in lines if line.startswith("summary")] if summary.model == NONE else lines
     return Text("\n".join(kept))
@@ -191,6 +198,17 @@ def _rate(values: Mapping[str, float]) -> float:
 def describe_staleness(mean: float, most: float) -> str:
     """The staleness of a step or a run in words; "" where everything was on-policy."""
     return f"staleness {mean:.2f}, at most {most:.0f}" if most else ""
+
+
+def service_total(values: Mapping[str, float]) -> float:
+    """Tokens that a training service was paid for so far; 0 without one."""
+    return sum(value for name, value in values.items() if name.startswith("service_"))
+
+
+def spent_line(spent: Mapping[str, float]) -> str:
+    """Tokens that a training service was paid for, by what it did with them."""
+    parts = [f"{value:,.0f} {name.split('_')[1]}" for name, value in spent.items()]
+    return f"tokens at the service: {', '.join(parts)}"
 
 
 def alert_line(alert: Alert) -> Text:

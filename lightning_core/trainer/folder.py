@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
-from lightning_core.backends.weights.folders import recover, tidy
+from lightning_core.backends.weights.folders import ADAPTER, recover, tidy
 from lightning_core.errors import ConfigError, StoreError
 from lightning_core.stores.credentials import from_folder
 from lightning_core.texts.masking import without_password
@@ -124,6 +124,11 @@ class RunFolder:
     def policy(self) -> Path:
         """The trained policy as an ordinary transformers folder."""
         return self.path / "policy"
+
+    @property
+    def has_adapters_alone(self) -> bool:
+        """Whether the policy is LoRA adapters in PEFT's format, which are loaded onto their base model."""
+        return (self.policy / ADAPTER).is_file()
 
     @property
     def store_url(self) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from lightning_core.air.rulebook import rule_numbers
 from lightning_core.algorithms.search import Search
-from lightning_core.backends.base import Backend, Timed
+from lightning_core.backends.base import Backend, Paid, Timed
 from lightning_core.errors import TrainingError, UnknownAgentError
 from lightning_core.insight.advice import nothing_earned
 from lightning_core.insight.failures import Refused, find_refused
@@ -81,14 +81,21 @@ class Loop:
         if first == 0:
             await self.evaluate(0)
         for step in range(first, total):
+            if (why := self._ceiling_reached()) is not None:
+                await self._end_early(step, None, why)
+                return
             stuck = self._is_stuck(step)
             result = await self.evaluate(step) if stuck or step in between else None
             if stuck or (result is not None and await self._is_solved(step - between.step, step)):
                 await self._end_early(step, result, self._why_stuck() if stuck else SOLVED)
                 return
             await self.step(step)
-        if total:
-            await self.evaluate(total)
+        if not total:
+            return
+        if (why := self._ceiling_reached()) is not None:
+            self.observers.note(f"not evaluated after the last update: {why}")
+            return
+        await self.evaluate(total)
 
     async def _is_solved(self, *steps: int) -> bool:
         """Whether the evaluations after so many updates solved every held-out task."""
@@ -115,6 +122,10 @@ class Loop:
             f"in {self._equal} updates in a row all rollouts of every task got the same reward "
             "(stop_when_stuck=None goes on)"
         )
+
+    def _ceiling_reached(self) -> str | None:
+        backend = self.session.backend
+        return backend.ceiling_reached if isinstance(backend, Paid) else None
 
     async def _end_early(self, step: int, result: Evaluation | None, why: str) -> None:
         """Keep the state after `step` updates, and take back rollouts that later updates asked for."""
@@ -152,6 +163,7 @@ class Loop:
             **self._air_numbers(batch),
             **measured,
             "collect_seconds": batch.seconds,
+            **spent(self.session.backend),
             **self._stopwatch.read(),
         }
         metrics = Metrics(run_id=self.run_id, step=step, values=values)
@@ -206,7 +218,7 @@ class Loop:
             self._advise(finished, calls)
             where = "the first evaluation; fix the cause and start the same command again"
             await check_any_reward(self.session.store, finished, where)
-        self.agent_names.see(calls)
+        self.agent_names.see(calls, trained=False)
         if step == 0 and self.settings.total_steps and (self.agent_names.seen or self.agent_names.refused):
             self.agent_names.check()
         result = evaluation(step, finished, calls, self.settings.group_by)
@@ -224,6 +236,11 @@ class Loop:
     def _air_numbers(self, batch: StepBatch) -> dict[str, float]:
         rulebook = self.session.rulebook
         return rule_numbers(rulebook.air.rules, batch.rewards) if rulebook is not None else {}
+
+
+def spent(backend: Backend) -> dict[str, float]:
+    """Tokens that a backend's service was paid for so far, as metrics; empty where it has none."""
+    return backend.spent if isinstance(backend, Paid) else {}
 
 
 class Stopwatch:
@@ -277,14 +294,15 @@ class AgentNames:
         """Number of rollouts that were looked through."""
         self._told: set[str] = set()
 
-    def see(self, calls: Mapping[str, Sequence[Call]]) -> None:
-        """Count the rollouts, and note who made their calls."""
+    def see(self, calls: Mapping[str, Sequence[Call]], *, trained: bool = True) -> None:
+        """Count the rollouts, and note who made their calls; `trained` says that an update is to follow."""
         self.rollouts += len(calls)
         every = list(chain.from_iterable(calls.values()))
         self.seen.update(call.agent for call in every)
         self._answered = self._answered or any(call.status != "refused" for call in every)
         self.refused = find_refused(every)
-        self._tell_left_out(every)
+        if trained:
+            self._tell_left_out(every)
         if self.refused is not None and self.refused.error not in self._told:
             self._told.add(self.refused.error)
             logger.warning("%s", self.refused.text)

@@ -103,9 +103,15 @@ async def find_evaluation(store: Store, run_id: str, step: int, group_by: str | 
 
 
 async def summarise(
-    store: Store, folder: RunFolder, settings: Settings, model: str, exported: int | None
+    store: Store,
+    folder: RunFolder,
+    settings: Settings,
+    model: str,
+    exported: int | None,
+    spent: Mapping[str, float],
 ) -> Summary:
-    """The run as it stands in the store; `exported` is the number of updates of the exported policy."""
+    """The run as it stands in the store; `exported` is the number of updates of the exported policy, `spent`
+    the tokens that its backend's service was paid for."""
     run_id = folder.run_id
     run, metrics = await store.find_run(run_id), await store.list_metrics(run_id)
     origin: Mapping[str, Any] = run.provenance if run else {}
@@ -135,6 +141,7 @@ async def summarise(
         skipped_updates=int(totals["skipped_updates"]),
         staleness_mean=fmean(_each(metrics, "staleness_mean") or [0.0]),
         staleness_max=int(max(_each(metrics, "staleness_max"), default=0)),
+        spent=dict(spent),
         agents=agent_summaries(metrics, evidence.agents),
         phases=find_phases(run),
         searches=await find_searches(store, run_id, [entry.step for entry in metrics]),
@@ -344,10 +351,15 @@ def _line(call: Call) -> str:
 
 
 async def write_report(
-    store: Store, folder: RunFolder, settings: Settings, model: str, exported: int | None
+    store: Store,
+    folder: RunFolder,
+    settings: Settings,
+    model: str,
+    exported: int | None,
+    spent: Mapping[str, float],
 ) -> Summary:
     """Write `summary.json` and, where matplotlib is installed, `curve.png`; returns the summary."""
-    summary = await summarise(store, folder, settings, model, exported)
+    summary = await summarise(store, folder, settings, model, exported, spent)
     metrics = await store.list_metrics(folder.run_id)
     folder.write_json("summary.json", summary.model_dump(mode="json"))
     if find_spec("matplotlib") is not None:

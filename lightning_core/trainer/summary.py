@@ -208,6 +208,8 @@ class Summary(Record):
     """Updates by which the weights that sampled a transition were behind those it was used to update: mean of
     the steps' means."""
     staleness_max: int = 0
+    spent: dict[str, float] = Field(default_factory=dict)
+    """Tokens that a training service was paid for, evaluations included; empty without one."""
     agents: dict[str, AgentSummary]
     phases: list[PhaseSummary] = Field(default_factory=list)
     """In turn; one, if the run has one algorithm."""
@@ -234,7 +236,8 @@ def write_card(folder: RunFolder, summary: Summary) -> None:
     curve = folder.path / "curve.png"
     if curve.exists():
         write_atomically(folder.policy / curve.name, curve.read_bytes())
-    write_atomically(folder.policy / "README.md", card(summary, curve=curve.exists()).encode())
+    text = card(summary, curve=curve.exists(), adapters=folder.has_adapters_alone)
+    write_atomically(folder.policy / "README.md", text.encode())
 
 
 def exported_note(summary: Summary) -> str | None:
@@ -246,7 +249,8 @@ def exported_note(summary: Summary) -> str | None:
     if summary.settings.get("export_best") is False:
         why = "the last, as export_best=False asks"
     elif last is None:
-        why = "the last: without held-out tasks no version is known to be better"
+        known = "without held-out tasks" if summary.before is None else "it was not evaluated, and so"
+        why = f"the last: {known} no version is known to be better"
     elif not summary.between:
         why = "the last: no other was evaluated (evaluate_every=10 evaluates every tenth)"
     elif found is None and (best := max(summary.between, key=lambda each: each.greedy)).greedy > last.greedy:
@@ -274,8 +278,8 @@ def serving_notes(summary: Summary) -> list[str]:
     return notes
 
 
-def card(summary: Summary, *, curve: bool) -> str:
-    """The card as Markdown."""
+def card(summary: Summary, *, curve: bool, adapters: bool = False) -> str:
+    """The card as Markdown; `adapters` says that the folder has LoRA adapters without their base model."""
     base, licence = _KNOWN.get(summary.model, (summary.model, ""))
     on_hub = base.count("/") == 1 and not Path(base).exists()
     head = {"base_model": base if on_hub else "", "license": licence}
@@ -283,13 +287,14 @@ def card(summary: Summary, *, curve: bool) -> str:
     lines = [
         "---",
         *(f"{name}: {value}" for name, value in head.items() if value),
-        "library_name: transformers",
+        f"library_name: {'peft' if adapters else 'transformers'}",
         "---",
         f"# {summary.run}",
         "",
         f"`{base}`, trained with agent-lightning-core {summary.versions.get('agent-lightning-core', '')} on "
         f"the rewards of an app whose agents are {', '.join(trained) or 'unnamed'}.",
         "",
+        *(["- Content: LoRA adapters in PEFT's format, to be loaded onto that model."] if adapters else []),
         f"- Licence: {licence or 'that of the base model'}.",
         f"- Data: {summary.rollouts:,} rollouts in {summary.steps} updates, seed {summary.seed}.",
         f"- Algorithm: `{summary.settings.get('algorithm', '')}`.",

@@ -24,7 +24,7 @@ from lightning_core.stores.base import Store
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder, absolute, choose_folder
 from lightning_core.trainer.launch import current_launch, launching
-from lightning_core.trainer.loop import Loop
+from lightning_core.trainer.loop import Loop, spent
 from lightning_core.trainer.observers import AlertObserver, Observers, Trackers, to_alerts
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import check_ids, count_shared, make_tasks
@@ -154,7 +154,8 @@ async def _fit(
                 versions = await _train(session, run, train, validation)
                 exported = await versions.export(best=trainer.export_best)
                 model = str(session.backend.model)
-                summary = await write_report(session.store, folder, trainer, model, exported)
+                paid = spent(session.backend)
+                summary = await write_report(session.store, folder, trainer, model, exported, paid)
                 write_card(folder, summary)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
                 shown = await transcripts(session.store, run.id, summary.steps)

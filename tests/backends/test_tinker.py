@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenizers.normalizers import Lowercase
 
 import lightning_core as lightning
 from lightning_core.algorithms.base import Algorithm, Entries
@@ -20,6 +21,8 @@ from lightning_core.backends.tinker.batch import Datum, make_data
 from lightning_core.backends.tinker.learning import RowBatch, cut_part
 from lightning_core.backends.tinker.losses import ServiceLoss, find_loss
 from lightning_core.backends.tinker.settings import Reduction
+from lightning_core.backends.tinker.tokenizer import find_difference
+from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.records.types import Trajectory, Transition
 from tests.verl.recorded import play
@@ -144,6 +147,25 @@ def test_one_step_of_grpo_needs_no_forward_pass_and_several_do() -> None:
     assert find_loss(lightning.GRPO(mini_batch_size=2, clip=0.2)) == ServiceLoss(
         "ppo", 0.8, 1.2, proximal=True
     )
+
+
+def test_tokenizers_differ_by_a_token_s_id_or_by_how_a_text_is_split() -> None:
+    ours = load_tokenizer(str(tiny_folder()))
+    assert find_difference(ours, load_tokenizer(str(tiny_folder()))) is None
+    more = load_tokenizer(str(tiny_folder()))
+    more.add_tokens(["<new>"])
+    said = f"token '<new>' has the id {len(ours)} here and None there"
+    assert find_difference(more, ours) == said
+    split = load_tokenizer(str(tiny_folder()))
+    split.backend_tokenizer.normalizer = Lowercase()
+    told = find_difference(ours, split)
+    assert told is not None
+    assert told.startswith("'How many boats")
+
+
+def test_a_ceiling_is_a_whole_number_of_tokens() -> None:
+    with pytest.raises(ConfigError, match="max_service_tokens"):
+        lightning.TinkerBackend("tiny", max_service_tokens=0)
 
 
 class Own(PolicyGradient):

@@ -16,8 +16,9 @@ from lightning_core.tracing.scope import current_scope
 TASKS_PER_STEP, GROUP_SIZE = 2, 4
 
 
-def main(url: str, folder: Path, steps: int) -> None:
-    """Train, or go on with it; rewards differ within each group by the rollout's number."""
+def main(url: str, folder: Path, steps: int, ceiling: int | None = None) -> None:
+    """Train, or go on with it; rewards differ within each group by the rollout's number. `ceiling` is that
+    of the service's tokens."""
     client = openai.AsyncOpenAI(api_key="none")
 
     async def solve(task: lightning.Task) -> float:
@@ -36,7 +37,9 @@ def main(url: str, folder: Path, steps: int) -> None:
     lightning.Trainer(
         agents=["writer"],
         algorithm=lightning.GRPO(group_size=GROUP_SIZE, tasks_per_step=TASKS_PER_STEP),
-        backend=lightning.TinkerBackend("tiny", url=url, rank=8, reduction="mean"),
+        backend=lightning.TinkerBackend(
+            "tiny", url=url, rank=8, reduction="mean", max_service_tokens=ceiling
+        ),
         checkpoint_every=1,
         steps=steps,
         folder=folder,

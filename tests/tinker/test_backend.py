@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import lightning_core as lightning
+from benchmarks.tinker.server import Server
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
@@ -28,7 +31,7 @@ from lightning_core.dialects.upstream import Constraint
 from lightning_core.errors import ConfigError, ModelError, TrainingError, UnsupportedError
 from lightning_core.records.types import Trajectory, Transition
 from tests.backends.serving import Reply, ask_all, user
-from tests.tinker.conftest import Server, serving_by
+from tests.tinker.conftest import serving_by
 
 pytestmark = [
     # the client leaves its connections open when it is closed
@@ -100,7 +103,7 @@ async def test_an_update_is_the_local_backend_s_and_is_kept(server: Server, tmp_
         again = await backend.update(Batch(1, second), algorithm)
         assert await backend.publish() == 2
         await asyncio.to_thread(backend._started.service.download, "end", tmp_path / "end")
-        assert again["service_sampled_tokens"] == sum(
+        assert backend.spent["service_sampled_tokens"] == sum(
             len(t.completion_ids) for each in first + second for t in each.transitions
         )
         await backend.save(tmp_path / "checkpoint")
@@ -127,7 +130,7 @@ async def test_an_update_is_the_local_backend_s_and_is_kept(server: Server, tmp_
         torch.testing.assert_close(
             torch.tensor(reply.logprobs), own_logprobs(exported, reply), rtol=0, atol=1e-4
         )
-        assert resumed._cost(resumed._started)["service_sampled_tokens"] > state["service_sampled_tokens"]
+        assert resumed.spent["service_sampled_tokens"] > state["service_sampled_tokens"]
 
 
 def by_the_local_backend(
@@ -200,6 +203,27 @@ async def test_a_model_that_the_service_does_not_serve_is_refused_by_name(server
     with pytest.raises(ConfigError, match=r"does not serve 'Qwen/Qwen3-8B' but \['.*tiny'\]"):
         await backend.start()
     await backend.close()
+
+
+async def test_a_tokenizer_that_is_not_the_service_s_is_refused(server: Server, tmp_path: Path) -> None:
+    """A copy of the model is as good as the model; one with two ids exchanged is refused."""
+    copy = shutil.copytree(tiny_folder(), tmp_path / "copy")
+    theirs = str(tiny_folder().absolute())
+    async with serving_by(server, model=copy, base_model=theirs) as backend:
+        assert backend.policy_version == 0
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    names = {number: token for token, number in tokenizer["model"]["vocab"].items()}
+    first, second = sorted((names[300], names[301]))
+    here = {names[300]: 301, names[301]: 300}
+    tokenizer["model"]["vocab"] |= here
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    there = here[second]
+    told = (
+        rf"tokenizer of '{theirs}', .* token '{re.escape(first)}' has the id {here[first]} here and {there}"
+    )
+    with pytest.raises(ConfigError, match=told):
+        async with serving_by(server, model=copy, base_model=theirs):
+            pass
 
 
 async def test_the_hosted_service_needs_a_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,3 +72,8 @@ def test_the_card_has_the_figures_of_the_summary(tmp_path: Path) -> None:
 
     folder = ModelCard(card(summary.model_copy(update={"model": str(tmp_path / "run")}), curve=False)).data
     assert "base_model" not in folder.to_dict()
+
+    content = "LoRA adapters in PEFT's format"
+    alone = card(summary, curve=False, adapters=True)
+    assert (ModelCard(alone).data.to_dict()["library_name"], content in alone) == ("peft", True)
+    assert content not in text

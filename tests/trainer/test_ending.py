@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,52 @@ def test_a_phase_without_a_signal_does_not_end_the_phases_after_it(tmp_path: Pat
     assert summary.steps == 5  # the two first of the last phase
 
 
+@dataclass(kw_only=True, eq=False)
+class Paying(lightning.LocalBackend):
+    """The local backend, as if each update cost 100 tokens at a service."""
+
+    ceiling: float
+
+    @property
+    def spent(self) -> dict[str, float]:
+        return {"service_trained_tokens": 100.0 * self.policy_version}
+
+    @property
+    def ceiling_reached(self) -> str | None:
+        trained = self.spent["service_trained_tokens"]
+        return f"{trained:.0f} tokens of {self.ceiling}" if trained >= self.ceiling else None
+
+
+def test_a_run_ends_in_order_when_its_ceiling_is_reached_and_goes_on_with_a_higher_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+
+    def pay(ceiling: int, **settings: Any) -> Summary:
+        backend = Paying("tiny", ceiling=ceiling)
+        given = {"model": None, "backend": backend, "steps": 4, "checkpoint_every": 3}
+        return fit(folder, [0.5], **given, **settings)
+
+    summary = pay(150, progress=True)
+    assert (summary.steps, summary.spent) == (2, {"service_trained_tokens": 200.0})
+    assert (summary.exported, summary.after) == (2, None)
+    assert "it was not evaluated" in str(exported_note(summary))
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000002"]
+    said = " ".join(capfd.readouterr().err.split())
+    assert "ended after 2 of 4 updates: 200 tokens of 150" in said
+    assert "200 service tokens" in said
+    assert "tokens at the service: 200 trained" in said
+    assert pay(200, resume=True) == summary
+    whole = pay(400, resume=True, progress=True)
+    assert (whole.steps, whole.spent, whole.after) == (4, {"service_trained_tokens": 400.0}, None)
+    assert "not evaluated after the last update: 400 tokens of 400" in " ".join(
+        capfd.readouterr().err.split()
+    )
+    evaluated = pay(401, resume=True).after
+    assert evaluated is not None
+    assert (evaluated.step, evaluated.greedy) == (4, 0.5)
+
+
 @pytest.mark.parametrize("settings", [{"stop_when_solved": False}, {}])
 def test_a_run_goes_on_where_it_is_told_to_or_rewards_have_no_known_top(
     settings: dict[str, Any], tmp_path: Path
@@ -121,7 +168,7 @@ def test_the_end_says_why_the_last_version_was_exported(
     summary = fit(tmp_path / "run", [0.5], steps=2, progress=True)
     why = "after update 2 of 2, the last: no other was evaluated (evaluate_every=10 evaluates every tenth)."
     assert why in " ".join(capfd.readouterr().err.split())
-    without = exported_note(summary.model_copy(update={"after": None}))
+    without = exported_note(summary.model_copy(update={"before": None, "after": None}))
     assert without == (
         "Exported after update 2 of 2, the last: without held-out tasks no version is known to be better."
     )

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.weights.folders import (
     ADAPTER,
+    ADAPTER_CONFIG,
     STATE,
     WEIGHTS,
     Files,
@@ -123,7 +124,7 @@ def _check_same(network: torch.nn.Module, folder: Path) -> None:
     """Raise ValueError unless the folder's adapters are of the network's options."""
     assert isinstance(network, peft.PeftModel)
     present = network.peft_config["default"].to_dict()
-    saved = json.loads((folder / "adapter_config.json").read_text())
+    saved = json.loads((folder / ADAPTER_CONFIG).read_text())
     for option in ("r", "lora_alpha", "target_modules"):
         here, there = (sorted(v) if isinstance(v := c[option], list | set) else v for c in (present, saved))
         if here != there:

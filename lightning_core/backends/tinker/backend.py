@@ -27,7 +27,15 @@ from lightning_core.backends.tinker.losses import find_loss
 from lightning_core.backends.tinker.service import Service
 from lightning_core.backends.tinker.serving import TinkerEngine, TinkerUpstream
 from lightning_core.backends.tinker.settings import TinkerSettings
-from lightning_core.backends.weights.folders import STATE, read_state, recover, replacing
+from lightning_core.backends.tinker.tokenizer import check_tokenizer
+from lightning_core.backends.weights.folders import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    STATE,
+    read_state,
+    recover,
+    replacing,
+)
 from lightning_core.backends.weights.sizes import measure
 from lightning_core.backends.weights.sources import (
     check_folder,
@@ -82,6 +90,24 @@ class TinkerBackend(TinkerSettings):
     def busy_seconds(self) -> float:
         """Seconds so far in which the service had something to do for this run."""
         return self._busy.seconds
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Tokens of the whole run so far, by what a service asks money for."""
+        parts = self._started
+        tokens = (parts.engine.prompt_tokens, parts.engine.sampled_tokens, parts.learner.trained_tokens)
+        return dict(zip(COSTS, map(float, tokens), strict=True))
+
+    @property
+    def ceiling_reached(self) -> str | None:
+        """Why no further step may begin: `max_service_tokens` is reached. None while one may."""
+        total, most = sum(self.spent.values()), self.max_service_tokens
+        if most is None or total < most:
+            return None
+        return (
+            f"the service has read, sampled and trained {total:,.0f} tokens, and max_service_tokens is "
+            f"{most:,}; to go on, resume with a higher one"
+        )
 
     @property
     def upstream(self) -> TinkerUpstream:
@@ -151,12 +177,16 @@ class TinkerBackend(TinkerSettings):
         service = Service(self.url, self.served_as, self.rank, self.seed)
         longest = size.context
         context = min(self.context or service.context or longest, service.context or longest)
-        if self.context is not None and self.context > context:
+        try:
+            check_tokenizer(tokenizer, source, service.find_tokenizer(), service.url)
+            if self.context is not None and self.context > context:
+                raise ConfigError(
+                    f"context={self.context:,}, but the service at {service.url} takes {context:,} tokens of "
+                    f"{self.served_as!r}; give context={context} or less, or leave it out"
+                )
+        except BaseException:
             service.close()
-            raise ConfigError(
-                f"context={self.context:,}, but the service at {service.url} takes {context:,} tokens of "
-                f"{self.served_as!r}; give context={context} or less, or leave it out"
-            )
+            raise
         engine = TinkerEngine(stop_ids, self.max_running, self._busy)
         model = ChatModel(called, tokenizer, context, stop_ids, config.get_text_config().vocab_size, longest)
         learner = TinkerLearner(service, self.pace, self._rate(size.parameters), self.reduction)
@@ -192,7 +222,7 @@ class TinkerBackend(TinkerSettings):
                 await self._publish(self.policy_version)
             raise
         self._ahead = True
-        return {**metrics, **self._cost(parts)}
+        return metrics
 
     async def publish(self) -> int:
         """Answer with the updated weights; returns their version."""
@@ -219,7 +249,7 @@ class TinkerBackend(TinkerSettings):
             "service": parts.service.url,
             "path": path,
             "rank": self.rank,
-            **{name: int(count) for name, count in self._cost(parts).items()},
+            **{name: int(count) for name, count in self.spent.items()},
         }
         await asyncio.to_thread(_write_state, Path(folder), state)
 
@@ -246,11 +276,6 @@ class TinkerBackend(TinkerSettings):
         alone, in PEFT's format. Raises ModelError if that can't be done."""
         parts = self._started
         await self._busily(lambda: _export(parts.service, str(self.model), Path(folder)))
-
-    def _cost(self, parts: _Parts) -> dict[str, float]:
-        """Tokens so far, by what a service asks money for."""
-        tokens = (parts.engine.prompt_tokens, parts.engine.sampled_tokens, parts.learner.trained_tokens)
-        return dict(zip(COSTS, map(float, tokens), strict=True))
 
     async def _busily(self, work: Callable[[], T]) -> T:
         def counted() -> T:
@@ -310,9 +335,9 @@ def _name_targets(adapter: Path, base: str) -> None:
     the layers out, and name a path of their own."""
     from safetensors import safe_open
 
-    path = adapter / "adapter_config.json"
+    path = adapter / ADAPTER_CONFIG
     config = json.loads(path.read_text())
-    with safe_open(adapter / "adapter_model.safetensors", framework="pt") as file:
+    with safe_open(adapter / ADAPTER, framework="pt") as file:
         targets = sorted({key.split(".lora_")[0].rpartition(".")[2] for key in file.keys()})  # noqa: SIM118
     if not config.get("target_modules"):
         config["target_modules"] = targets

@@ -116,7 +116,8 @@ class TinkerLearner:
         data = part.data(algorithm, loss, proximal, self._reduction)
         self.trained_tokens += _count(data)
         rate = self.learning_rate * self._pace.rate_share(self.steps + 1)
-        logprobs, measured = self._service.learn(data, loss, rate)
+        mean = self._reduction == "mean"
+        logprobs, measured = self._service.learn(data, loss, rate, weights=mean)
         self.steps += 1
         norm = measured.get("skyrl.ai/grad_norm")
         return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tarfile
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from lightning_core.backends.serving.completion import Completion
 from lightning_core.backends.settings import BETAS
 from lightning_core.backends.tinker.batch import Datum
 from lightning_core.backends.tinker.losses import ServiceLoss
+from lightning_core.backends.weights.folders import ADAPTER, ADAPTER_CONFIG
 from lightning_core.errors import BackendError, ConfigError, EngineError
 from lightning_core.experience.trajectories import Floats
 from lightning_core.texts.masking import without_password
@@ -30,9 +31,9 @@ KEY: Final = "TINKER_API_KEY"
 URL: Final = "TINKER_BASE_URL"
 COMMAND: Final = "TINKER_CREDENTIAL_CMD"
 NO_KEY: Final = "tml-none"
+"""Sent to a server of one's own where the environment has no key: the client does not start without one."""
 DOWNLOAD_SECONDS: Final = 600.0
 """Silence after which a download is given up."""
-"""Sent to a server of one's own where the environment has no key: the client does not start without one."""
 EPSILON: Final = 1e-8
 """AdamW's, as in the local backend."""
 
@@ -53,16 +54,12 @@ class ServiceSampler:
     def __init__(self, client: Any, url: str) -> None:
         self._client, self._url = client, url
 
-    def sample(
-        self,
-        completion: Completion,
-        seed: int | None,
-        stop_ids: Sequence[int],
-        done: Callable[[Future[Any]], None],
-    ) -> Callable[[], None]:
-        """Ask for one reply. A reply that fails is not asked for again, but the client sends a request again
-        that got no answer, for up to five minutes. `done` is called with its future, from a thread of the
-        client. Returns what gives it up."""
+    def sample(self, completion: Completion, seed: int | None, stop_ids: Sequence[int]) -> Future[Any]:
+        """Ask for one reply; returns its future, which a thread of the client sets.
+
+        A reply that fails is not asked for again, but the client sends a request again that got no answer,
+        for up to five minutes. Raises EngineError.
+        """
         import tinker
 
         options = completion.options
@@ -75,13 +72,9 @@ class ServiceSampler:
             top_p=options.top_p,
         )
         with _answering(self._url, EngineError):
-            future = self._client.sample(tinker.ModelInput.from_ints(completion.prompt_ids), 1, params)
-        future.add_done_callback(done)
-
-        def give_up() -> None:
-            future.cancel()
-
-        return give_up
+            asked = self._client.sample(tinker.ModelInput.from_ints(completion.prompt_ids), 1, params)
+            future: Future[Any] = asked.future() if hasattr(asked, "future") else asked
+        return future
 
     def read(self, future: Future[Any]) -> Reply:
         """The reply of a future that is done. Raises EngineError."""
@@ -118,14 +111,27 @@ class Service:
         self._retries = tinker.lib.retry_handler.RetryConfig(enable_retry_logic=False)
         with _answering(self.url, BackendError):
             self._client = tinker.ServiceClient(**options)
-            served = self._client.get_server_capabilities().supported_models
         try:
-            self.context = _find_context(self.url, base_model, served)
             with _answering(self.url, BackendError):
-                self._model = self._client.create_lora_training_client(base_model, rank=rank, seed=seed)
+                self._rest = _rest_client(self._client, options)
+                served = _settled(_capable(self._rest, self._client).get_server_capabilities())
+            self.context = _find_context(self.url, base_model, served.supported_models)
+            with _answering(self.url, BackendError):
+                self._model = _settled(
+                    self._client.create_lora_training_client(base_model, rank=rank, seed=seed)
+                )
         except BaseException:
             self.close()
             raise
+
+    def find_tokenizer(self) -> str | None:
+        """The name or folder of the model's tokenizer, as the service calls it; None if it does not say."""
+        with _answering(self.url, BackendError):
+            data = self._model.get_info().model_data
+        name: str | None = data.tokenizer_id or data.model_name
+        if name is None or Path(name).exists():
+            return name
+        return name.partition(":")[0]  # after it stands a variant of the service's
 
     def close(self) -> None:
         """End the session; the service frees the model some minutes later."""
@@ -135,7 +141,7 @@ class Service:
     def publish(self) -> ServiceSampler:
         """The weights as they are, to sample from."""
         with _answering(self.url, BackendError):
-            client = self._model.save_weights_and_get_sampling_client(retry_config=self._retries)
+            client = _settled(self._model.save_weights_and_get_sampling_client(retry_config=self._retries))
         return ServiceSampler(client, self.url)
 
     def save(self, name: str) -> str:
@@ -151,17 +157,21 @@ class Service:
     def download(self, name: str, folder: Path) -> None:
         """Write the adapters as they are to a folder, in PEFT's format."""
         with _answering(self.url, BackendError):
-            path = str(self._model.save_weights_for_sampler(name).result().path)
-            run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-            found = self._client.create_rest_client().get_checkpoint_archive_url(run, checkpoint).result()
-            with urllib.request.urlopen(found.url, timeout=DOWNLOAD_SECONDS) as response:
-                content = response.read()
-            with tarfile.open(fileobj=BytesIO(content)) as archive:
-                archive.extractall(folder, filter="data")
-        if not (folder / "adapter_model.safetensors").is_file():
+            if hasattr(self._rest, "get_checkpoint_archive_url"):  # until client 0.35
+                path = str(self._model.save_weights_for_sampler(name).result().path)
+                run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+                found = self._rest.get_checkpoint_archive_url(run, checkpoint).result()
+                with tarfile.open(fileobj=BytesIO(_read(found.url))) as archive:
+                    archive.extractall(folder, filter="data")
+            else:
+                path = str(self._model.save_weights_external(name).result().path)
+                urls = self._rest.get_external_weights_urls(path).result().urls
+                for file in {ADAPTER, ADAPTER_CONFIG} & urls.keys():
+                    (folder / file).write_bytes(_read(urls[file]))
+        if not (folder / ADAPTER).is_file():
             raise BackendError(
-                f"the service at {self.url} sent no adapter_model.safetensors for {path}; the weights are "
-                "still there under that path"
+                f"the service at {self.url} sent no {ADAPTER} for {path}; the weights are still there under "
+                "that path"
             )
 
     # training -----------------------------------------------------------------------------
@@ -172,10 +182,11 @@ class Service:
         return _logprobs(result, data)
 
     def learn(
-        self, data: Sequence[Datum], loss: ServiceLoss, rate: float
+        self, data: Sequence[Datum], loss: ServiceLoss, rate: float, *, weights: bool
     ) -> tuple[list[Floats], dict[str, float]]:
         """One step of AdamW down the gradient of the data. Returns the log-probabilities before it, and what
-        the service measured.
+        the service measured. `weights` sends those that tell tokens with loss from others, which only a mean
+        over them needs.
 
         Raises BackendError, with the weights as they were, if a log-probability is not finite; the service
         then holds a gradient that can't be taken back.
@@ -183,7 +194,7 @@ class Service:
         import tinker
 
         with _answering(self.url, BackendError):
-            made = [_with_loss(each) for each in data]
+            made = [_with_loss(each, weights=weights) for each in data]
             logprobs = _logprobs(self._model.forward_backward(made, loss.name, loss.bounds).result(), data)
             if not all(np.isfinite(each).all() for each in logprobs):
                 raise BackendError(
@@ -211,6 +222,29 @@ def import_client() -> Any:
     return tinker
 
 
+def _settled(asked: Any) -> Any:
+    """The result of a future. Older clients give some results at once."""
+    return asked.result() if hasattr(asked, "result") else asked
+
+
+def _rest_client(client: Any, options: dict[str, Any]) -> Any:
+    """The client's part for what belongs to no session. From 0.36 on it is made by itself."""
+    import tinker
+
+    return tinker.RestClient(**options) if hasattr(tinker, "RestClient") else client.create_rest_client()
+
+
+def _capable(rest: Any, client: Any) -> Any:
+    """Whichever of the two can be asked what the service serves: the first from 0.37 on."""
+    return rest if hasattr(rest, "get_server_capabilities") else client
+
+
+def _read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as response:
+        content: bytes = response.read()
+    return content
+
+
 @contextmanager
 def _answering(url: str, kind: type[BackendError] | type[EngineError]) -> Iterator[None]:
     """Raise what the client meets as an error of this package. Boundary: the client raises its own errors,
@@ -220,7 +254,12 @@ def _answering(url: str, kind: type[BackendError] | type[EngineError]) -> Iterat
     except (BackendError, EngineError):
         raise
     except Exception as error:
-        raise kind(f"the service at {url} failed: {type(error).__name__}: {error}") from error
+        import tinker
+
+        raise kind(
+            f"the service at {url} failed: {type(error).__name__}: {error} (asked by client "
+            f"{tinker.__version__}; docs/tinker.md says which client a server takes)"
+        ) from error
 
 
 def _find_context(url: str, base_model: str, served: Sequence[Any]) -> int | None:
@@ -241,8 +280,9 @@ def _plain(datum: Datum) -> Any:
     return _make(datum, weights=datum.mask)
 
 
-def _with_loss(datum: Datum) -> Any:
-    return _make(datum, weights=datum.mask, logprobs=datum.anchors, advantages=datum.advantages)
+def _with_loss(datum: Datum, *, weights: bool) -> Any:
+    mask = {"weights": datum.mask} if weights else {}
+    return _make(datum, logprobs=datum.anchors, advantages=datum.advantages, **mask)
 
 
 def _make(datum: Datum, **inputs: Floats) -> Any:

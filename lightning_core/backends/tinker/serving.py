@@ -11,6 +11,7 @@ import hashlib
 import threading
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 from lightning_core.backends.meter import Meter
@@ -87,14 +88,14 @@ class TinkerEngine:
                 self._leave(completion, _given_up() if completion.cancelled else _changed())
                 continue
             try:
-                completion.on_cancel = sampler.sample(
-                    completion,
-                    _seed(completion.options),
-                    self._stop_ids,
-                    lambda future, c=completion, s=sampler: self._done(c, s, future),  # type: ignore[misc]
-                )
+                future = sampler.sample(completion, _seed(completion.options), self._stop_ids)
             except EngineError as error:
                 self._leave(completion, error)
+                continue
+            completion.on_cancel = partial(_give_up, future)
+            if completion.cancelled:  # since it was looked at, when there was nothing to call yet
+                future.cancel()
+            future.add_done_callback(partial(self._done, completion, sampler))
 
     def _done(self, completion: Completion, sampler: ServiceSampler, future: Future[Any]) -> None:
         """Boundary: what went wrong ends this reply, the others go on."""
@@ -113,6 +114,7 @@ class TinkerEngine:
             except Exception as problem:
                 error = problem if isinstance(problem, EngineError) else EngineError(str(problem))
         self._leave(completion, error)
+        self._begin()
 
     def _leave(self, completion: Completion, error: LightningError | None) -> None:
         with self._change:
@@ -120,7 +122,6 @@ class TinkerEngine:
             self._busy.__exit__()
             self._change.notify_all()
         _end(completion, error)
-        self._begin()
 
 
 def _end(completion: Completion, error: LightningError | None) -> None:
@@ -128,6 +129,10 @@ def _end(completion: Completion, error: LightningError | None) -> None:
     wakes = Wakes()
     wakes.add(completion.request)
     wakes.send()
+
+
+def _give_up(future: Future[Any]) -> None:
+    future.cancel()
 
 
 def _given_up() -> GatewayError:

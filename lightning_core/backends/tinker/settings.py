@@ -40,6 +40,9 @@ class TinkerSettings:
     reduction: Reduction = "sum"
     """How the service adds up the tokens of a batch. "sum": plainly, as Tinker's API says. "mean": the mean
     over the tokens with loss of each sequence, then over sequences, as SkyRL's JAX engine does."""
+    max_service_tokens: int | None = None
+    """Tokens that the service may read, sample and train in the whole run, all added up. The run ends in
+    order after the step that reaches it, and a resume with a higher one goes on. None: no ceiling."""
     seed: int = field(default=0, init=False)
     """The run's, set by its trainer: of LoRA's start, and of replies outside of rollouts."""
 
@@ -47,6 +50,8 @@ class TinkerSettings:
         """Raise ConfigError for what can't be meant."""
         check_range("rank", self.rank, least=1, whole=True)
         check_range("max_running", self.max_running, least=1, whole=True)
+        if self.max_service_tokens is not None:
+            check_range("max_service_tokens", self.max_service_tokens, least=1, whole=True)
         if self.context is not None:
             check_range("context", self.context, least=2, whole=True)
         check_choice("reduction", self.reduction, REDUCTIONS)

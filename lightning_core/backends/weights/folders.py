@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 SHARD_BYTES = 4 << 30
-WEIGHTS, ADAPTER, STATE = "model.safetensors", "adapter_model.safetensors", "state.json"
+WEIGHTS, STATE = "model.safetensors", "state.json"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 Files = Mapping[str, "bytes | dict[str, torch.Tensor]"]
 """Contents by file name; tensors become a safetensors file."""
 

@@ -21,6 +21,7 @@ const CHARTS = [
   ["Staleness, updates", [["staleness_mean", "mean"], ["staleness_max", "most"]], { low: 0, word: "staleness" }],
   ["Seconds of a step", [["step_seconds", "whole step"], ["collect_seconds", "collecting"], ["update_seconds", "updating"], ["publish_seconds", "publishing"]], { low: 0, unit: " s" }],
   ["Tokens", [["unmerged_tokens", "prompts and replies"], ["forward_tokens", "computed"], ["tokens", "trained"]], { low: 0 }],
+  ["Tokens at the training service, so far", [["service_prompt_tokens", "read"], ["service_sampled_tokens", "sampled"], ["service_trained_tokens", "trained"]], { low: 0 }],
   ["Calls by agent", [["agent/*/calls", ""]], { low: 0 }],
   ["Sampled tokens by agent", [["agent/*/completion_tokens", ""]], { low: 0 }],
 ];
