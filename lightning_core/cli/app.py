@@ -109,6 +109,12 @@ VERBS: Final = (
         "Say why the calls of a trained rollout got their advantages: one sentence each, then the terms.",
     ),
     Verb(
+        "fork",
+        "forking.fork",
+        "Go back to a call of a recorded rollout, sample other replies, and compare the rewards.",
+        extra_args=True,
+    ),
+    Verb(
         "whatif",
         "asking.whatif",
         "Credit a step again in another way, and list the calls whose advantage moves most.",

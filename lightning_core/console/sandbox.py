@@ -20,14 +20,14 @@ import orjson
 
 from lightning_core.console.asking import PageRequest
 from lightning_core.console.models import AUTHOR
-from lightning_core.console.shelf import TRIAL, TRIED
+from lightning_core.console.shelf import TRIAL
 from lightning_core.errors import ConfigError
 from lightning_core.insight.compare import compare_trials
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.standing import state_of
 from lightning_core.plugins import Plugins
 from lightning_core.prompts import read_declared
-from lightning_core.records.types import Rollout, Run, Task
+from lightning_core.records.types import TRIED, Rollout, Run, Task
 from lightning_core.stores.base import Store, get_run
 from lightning_core.stores.versions import POLICY, find_current, get_version, put_prompt
 from lightning_core.trainer.parts import open_store
@@ -43,6 +43,8 @@ SHOWN: Final = 20
 """Trials that are listed, the newest."""
 PROBLEM: Final = "problem"
 """Where a trial's config says why it failed."""
+_ARMS: Final = "arms"
+"""Where it says which versions are compared. A trial without them forks rollouts (`trainer.forking`)."""
 _LOOK: Final = 1.0
 _TOLD: Final = 2000
 """Characters of a process's last words."""
@@ -53,7 +55,7 @@ async def show_sandbox(question: PageRequest) -> dict[str, Any]:
     store, found = await question.run()
     run = await get_run(store, found.run_id)
     names = list(read_declared(run))
-    runs = [one for one in await store.list_runs() if one.config.get(TRIED) == run.id]
+    runs = await _trials(store, run.id)
     return {
         "versions": await _versions(store, run.id, POLICY),
         "prompts": {name: await _versions(store, run.id, name) for name in names},
@@ -130,10 +132,10 @@ def _arm(text: str) -> tuple[int, Mapping[str, int]]:
 
 async def _begin(store: Store, run: Run, arms: list[tuple[int, Mapping[str, int]]]) -> Run:
     """A run with the versions that are tried. Raises NotFoundError for one that is not there."""
-    number = sum(one.config.get(TRIED) == run.id for one in await store.list_runs()) + 1
+    number = len(await _trials(store, run.id)) + 1
     trial = Run(
         id=f"{run.id}{TRIAL}{number}",
-        config={**run.config, TRIED: run.id, "arms": [[version, dict(prompts)] for version, prompts in arms]},
+        config={**run.config, TRIED: run.id, _ARMS: [[version, dict(prompts)] for version, prompts in arms]},
         folder=run.folder,
         secret=secrets.token_hex(32),
         provenance=run.provenance,
@@ -189,6 +191,11 @@ async def _start(trial: Run, given: Sequence[str]) -> asyncio.subprocess.Process
     )
 
 
+async def _trials(store: Store, run_id: str) -> list[Run]:
+    """The trials of a run, the newest first."""
+    return [one for one in await store.list_runs() if one.config.get(TRIED) == run_id and _ARMS in one.config]
+
+
 async def _trial(question: PageRequest, store: Store, trial: Run) -> dict[str, Any]:
     rollouts = await store.find_rollouts(trial.id)
     arms = [[one for one in rollouts if one.id.startswith(f"{trial.id}-s0-{arm}")] for arm in ARMS]
@@ -199,7 +206,7 @@ async def _trial(question: PageRequest, store: Store, trial: Run) -> dict[str, A
         "id": trial.id,
         "status": state_of(trial, (), held=playing is not None and not playing.done()),
         "created_at": trial.created_at,
-        "arms": trial.config["arms"],
+        "arms": trial.config[_ARMS],
         "problem": trial.config.get(PROBLEM, ""),
         "ended": sum(one.status.finished for one in rollouts),
         "rollouts": len(rollouts),

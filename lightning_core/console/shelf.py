@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 from lightning_core.errors import ConfigError, NotFoundError, StoreError
 from lightning_core.insight.why import RewardFunction
 from lightning_core.plugins import Plugins
+from lightning_core.records.types import TRIED
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import open_store
@@ -28,8 +29,6 @@ READS: Final = frozenset(
 """The methods of a store that change nothing."""
 _OPEN: Final = 8
 """Stores that stay open."""
-TRIED: Final = "trial of"
-"""Where the config of a trial says of which run it is (`sandbox`)."""
 TRIAL: Final = "-try-"
 """In the id of a trial, between its run's id and its number."""
 

@@ -30,7 +30,7 @@ from starlette.types import Scope
 from lightning_core.dialects.strict import short
 from lightning_core.errors import AccessError, ApiError, DataError
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
-from lightning_core.records.types import UNNAMED, Sampling, matches
+from lightning_core.records.types import UNNAMED, Fork, Sampling, matches
 from lightning_core.stores.rules import check_id
 from lightning_core.tracing.headers import (
     AGENT,
@@ -73,6 +73,11 @@ class Caller:
     def key(self) -> tuple[str | None, int | None, str]:
         """Equal for the retries of one call, different for any two calls."""
         return self.rollout_id, self.attempt, self.call_id
+
+    @property
+    def fork(self) -> Fork | None:
+        """Where its rollout forks from a recorded one."""
+        return None if self.imposed is None else self.imposed.fork
 
 
 class Access:

@@ -25,6 +25,7 @@ from lightning_core.gateway.addresses import Addresses
 from lightning_core.gateway.endpoint import Counter, Endpoint
 from lightning_core.gateway.errors import api_error_of, refusal_of
 from lightning_core.gateway.exchange import Exchanges
+from lightning_core.gateway.forks import Forks
 from lightning_core.gateway.naming import Naming
 from lightning_core.gateway.otlp import Traces
 from lightning_core.gateway.rewards import Rewards
@@ -72,13 +73,14 @@ class Gateway:
         self._prompts = prompts
         self._also_named = also_named
         self._naming = Naming(names or {})
+        self._forks = Forks(store)
         self._traces = Traces(self._access, store)
         self._rewards = Rewards(self._access, store)
 
     def app(self) -> Starlette:
         """The ASGI application."""
         tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
-        parts = self._upstream, self._access, self._exchanges, self._prompts, self._naming
+        parts = self._upstream, self._access, self._exchanges, self._prompts, self._naming, self._forks
         spoken = [dialect(tokens, model) for dialect in DIALECTS]
         endpoints: dict[str, ASGIApp] = {}
         for dialect in [*spoken, *(more for each in spoken for more in each.further())]:

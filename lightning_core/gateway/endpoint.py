@@ -22,6 +22,7 @@ from lightning_core.errors import ApiError, ConfigError, GatewayError, NotFoundE
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
 from lightning_core.gateway.exchange import Exchange, Exchanges, disconnected, next_deltas, stopped
+from lightning_core.gateway.forks import Forks, RecordedReply
 from lightning_core.gateway.naming import Naming
 from lightning_core.gateway.recording import Recording, refused_call
 from lightning_core.gateway.versions import pin
@@ -51,6 +52,7 @@ class Endpoint:
         exchanges: Exchanges,
         prompts: PinnedPrompts | None,
         naming: Naming,
+        forks: Forks,
     ) -> None:
         self._dialect = dialect
         self._upstream = upstream
@@ -58,6 +60,7 @@ class Endpoint:
         self._exchanges = exchanges
         self._prompts = prompts
         self._naming = naming
+        self._forks = forks
         self._told: set[str] = set()
         """Agents whose own sampling settings were replaced, which the log says."""
         self._not_offered: set[tuple[str, str]] = set()
@@ -112,7 +115,13 @@ class Endpoint:
         self._tell_replaced(caller, request)
         self._tell_not_offered(caller, request)
         asked = pin(request.chat, caller, request.model, self._upstream.model_name)
-        return Exchange(Recording(caller, request, self._dialect), self._upstream, asked, fresh)
+        place = await self._forks.find(caller, request, self._dialect.name)
+        if place is not None:  # under the recorded id, so that the ids in replies are those on record
+            caller = replace(caller, call_id=place.call.id)
+        if place is not None and not place.sampled:
+            recording = Recording(replace(caller, trained=False), request, self._dialect)
+            return Exchange(recording, RecordedReply(place.call).begin, request.chat, fresh)
+        return Exchange(Recording(caller, request, self._dialect), self._upstream.chat, asked, fresh)
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer how many tokens a prompt has. Nothing is sampled or recorded."""

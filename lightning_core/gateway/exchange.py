@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from lightning_core.dialects.upstream import ChatRequest, Delta, Upstream
+from lightning_core.dialects.upstream import ChatRequest, Delta, Generation
 from lightning_core.errors import ApiError, GatewayError, LeaseLostError, NotFoundError
 from lightning_core.gateway.access import Caller
 from lightning_core.gateway.errors import api_error_of
@@ -26,6 +26,7 @@ from lightning_core.stores.base import Store
 log = logging.getLogger(__name__)
 
 Key = tuple[str | None, int | None, str]
+Begin = Callable[[ChatRequest], Awaitable[Generation]]
 _MOST_ENDED = 4096
 """Attempts that are remembered to have ended."""
 
@@ -34,12 +35,13 @@ class Exchange:
     """A running call. Use as: `start()`, `await finished()`, `await record()`, answer."""
 
     def __init__(
-        self, recording: Recording, upstream: Upstream, request: ChatRequest, fresh: asyncio.Event
+        self, recording: Recording, begin: Begin, request: ChatRequest, fresh: asyncio.Event
     ) -> None:
-        """`fresh` is set whenever there is something new; all calls of a request share it."""
+        """`begin` starts the completion. `fresh` is set whenever there is something new; all calls of a
+        request share it."""
         self.recording = recording
         self._request = request
-        self._upstream = upstream
+        self._begin = begin
         self._deltas: list[Delta] = []
         self._fresh = fresh
         self._task: asyncio.Task[None] | None = None
@@ -81,7 +83,7 @@ class Exchange:
         return None if error is None else api_error_of(error)
 
     async def _sample(self) -> None:
-        generation = await self._upstream.chat(self._request)
+        generation = await self._begin(self._request)
         sampled, streamed = self.recording.sampled, self.recording.request.stream
         try:
             sampled.prompt_ids, sampled.grammar = list(generation.prompt_ids), generation.grammar

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from lightning_core.errors import AccessError, ConfigError
-from lightning_core.records.types import Rollout, Sampling
+from lightning_core.records.types import Fork, Rollout, Sampling
 
 PREFIX = "lt-"
 """Every token starts so; an API key of another house does not."""
@@ -62,7 +62,8 @@ class Tokens:
         sampling, seed = rollout.sampling, rollout.sampling.seed
         if seed is not None and rollout.error is not None:
             seed = (seed + attempt) % 2**63
-        drawn = sampling.temperature, sampling.top_p, seed, sampling.constrain
+        fork = None if sampling.fork is None else [sampling.fork.rollout_id, sampling.fork.call_id]
+        drawn = sampling.temperature, sampling.top_p, seed, sampling.constrain, fork
         versions = rollout.policy_version, rollout.prompt_versions
         return self._seal.close([rollout.id, attempt, *drawn, *versions, expires_at])
 
@@ -73,15 +74,16 @@ class Tokens:
         if claims is None:
             raise AccessError("the API key is not a token of this gateway; use the one its rollout was given")
         try:
-            rollout_id, attempt, temperature, top_p, seed, constrain, *versions, expires_at = claims
+            rollout_id, attempt, temperature, top_p, seed, constrain, forked, *versions, expires_at = claims
             policy_version, prompt_versions = versions
+            fork = None if forked is None else Fork(rollout_id=forked[0], call_id=forked[1])
         except (TypeError, ValueError) as error:
             raise AccessError(
                 "the token comes from another version of this package; issue it again"
             ) from error
         if expires_at is not None and time.time() > expires_at:
             raise AccessError(f"the token of rollout {rollout_id!r} has expired; start a new attempt")
-        sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, constrain=constrain)
+        sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, constrain=constrain, fork=fork)
         return Grant(rollout_id, attempt, sampling, policy_version, prompt_versions)
 
 

@@ -98,6 +98,14 @@ class Demonstration(Record):
         return self
 
 
+class Fork(Record):
+    """The recorded call at which a rollout leaves the course of another."""
+
+    rollout_id: str
+    call_id: str
+    """Its reply is sampled again; calls before it get the replies on record."""
+
+
 class Sampling(Record):
     """Sampling settings that a rollout imposes on the calls of trained agents."""
 
@@ -109,6 +117,8 @@ class Sampling(Record):
     attempt after one that failed draws others."""
     constrain: bool = True
     """Whether replies are held to the form that their requests ask for; else the prompt asks for it."""
+    fork: Fork | None = None
+    """Where the rollout forks from a recorded one; None: all of its calls are sampled."""
 
 
 class Status(StrEnum):
@@ -364,6 +374,8 @@ class Credited(Record):
 
 # runs -----------------------------------------------------------------------------------------------
 Role = Literal["trainer", "gateway", "runner"]
+TRIED: Final = "trial of"
+"""Where the config of a trial says of which run it is. A trial may fork the rollouts of its run."""
 
 
 class Run(Record):

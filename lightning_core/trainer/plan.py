@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lightning_core.errors import TaskError
-from lightning_core.records.types import Rollout, Sampling, Split, Task
+from lightning_core.records.types import Fork, Rollout, Sampling, Split, Task
 from lightning_core.trainer.parts import ResolvedPhase
 
 EVALUATIONS = {"sampled": Sampling(temperature=1.0), "greedy": Sampling(temperature=0.0)}
@@ -201,6 +201,30 @@ class RolloutPlan:
             )
             for trial, place, prompts, task in trials
             for repeat in range(repeats)
+        ]
+
+    def fork(self, rollout: Rollout, call_id: str, samples: int) -> list[Rollout]:
+        """`samples` rollouts that leave the course of a recorded one at a call. Each draws its own random
+        numbers, which follow from the plan's seed, the rollout, the call and its number."""
+        group = f"{self.run_id}-fork-{rollout.id}-{call_id}"
+        return [
+            Rollout(
+                id=f"{group}-{number}",
+                run_id=self.run_id,
+                task=rollout.task,
+                group_id=group,
+                step=rollout.step,
+                sampling=rollout.sampling.model_copy(
+                    update={
+                        "seed": self._seed("fork", rollout.id, call_id, number),
+                        "fork": Fork(rollout_id=rollout.id, call_id=call_id),
+                    }
+                ),
+                policy_version=self.version,
+                prompt_versions=rollout.prompt_versions,
+                priority=-rollout.step,
+            )
+            for number in range(samples)
         ]
 
     def _name(self, letter: str) -> str:

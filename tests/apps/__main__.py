@@ -18,12 +18,12 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_core.dialects.upstream import Upstream
-from tests.apps.stage import App, Outcome, Script, play, prepare
+from tests.apps.stage import App, Outcome, Script, play, play_again, prepare
 
 FRAMEWORKS = {
     "langgraph": ("LangGraph", "langgraph"),
@@ -60,6 +60,8 @@ class Row:
     unexpected: str
     """How the number of calls differs from what the script makes; nothing where a model answers."""
     error: str
+    again: str = ""
+    """How its calls differ when it runs again with the replies on record; nothing where a model answers."""
 
 
 def modules() -> list[str]:
@@ -84,7 +86,8 @@ async def run_all(names: Sequence[str], model: str | None) -> list[Row]:
         for name in names:
             app: App = importlib.import_module(f"tests.apps.{name}").APP
             outcome = await play(app, engine or Script(roles=app.roles), _SECONDS)
-            rows.append(judge(name, app, outcome, scripted=engine is None))
+            row = judge(name, app, outcome, scripted=engine is None)
+            rows.append(row if engine else replace(row, again=await play_again(app)))
     return rows
 
 
@@ -150,7 +153,7 @@ def main() -> None:
         PAGE.write_text(_TABLE.sub(lambda found: merged(found[0], table(rows)), PAGE.read_text()))
     sys.stdout.write(f"{table(rows)}\n")
     for row in rows:
-        for problem in (*row.wrong, *row.refused, row.unexpected, row.error):
+        for problem in (*row.wrong, *row.refused, row.unexpected, row.error, row.again):
             if problem:
                 sys.stdout.write(f"{row.module}: {problem[:300]}\n")
     sys.exit(any(row.lost or row.wrong or not (row.runs or options.model) for row in rows))

@@ -26,10 +26,12 @@ from starlette.types import Scope as Connection
 
 from lightning_core.dialects.upstream import ChatRequest, Upstream
 from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.forks import describe_difference, with_numbered_ids
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
-from lightning_core.records.types import Call, Rollout, Task
+from lightning_core.records.types import Call, Fork, Rollout, Sampling, Task
+from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.testing.server import serving
 from lightning_core.tracing.openai_sdk import instrument
@@ -147,17 +149,28 @@ def messages_of(request: dict[str, Any]) -> list[dict[str, Any]]:
     return [*([{"role": "system", "content": system}] if system else []), *messages]
 
 
-async def play(app: App, upstream: Upstream, seconds: float = 300.0) -> Outcome:
-    """Run the app once in a rollout, with replies of `upstream`. An error of the app is in the outcome."""
-    outcome, store, tokens = Outcome(), MemoryStore(), Tokens(b"0123456789abcdef")
+async def play(
+    app: App,
+    upstream: Upstream,
+    seconds: float = 300.0,
+    *,
+    store: Store | None = None,
+    fork: Fork | None = None,
+) -> Outcome:
+    """Run the app once in a rollout, with replies of `upstream`. An error of the app is in the outcome.
+
+    `fork`: where it leaves the course of a rollout in `store`.
+    """
+    outcome, store, tokens = Outcome(), store or MemoryStore(), Tokens(b"0123456789abcdef")
     plugins = load_plugins()
-    rollout = Rollout(id="r1", run_id="apps", task=Task(input={}), group_id="g", step=0)
+    name, sampling = f"r{uuid.uuid4().hex}", Sampling(fork=fork)
+    rollout = Rollout(id=name, run_id="apps", task=Task(input={}), group_id="g", step=0, sampling=sampling)
     await store.enqueue([rollout])
     await store.lease("worker", 1, 600.0)
     gateway = Watched(upstream, store, tokens, agents=None)
     gateway.outcome = outcome
     async with GatewayServer(gateway) as server:
-        scope = Scope("r1", 1, server.url, tokens.issue(rollout, 1))
+        scope = Scope(name, 1, server.url, tokens.issue(rollout, 1))
         with serving() as own, environment(own.url), instrument(plugins.who), rollout_scope(scope):
             try:
                 aio = inspect.iscoroutinefunction(app.run)
@@ -169,8 +182,44 @@ async def play(app: App, upstream: Upstream, seconds: float = 300.0) -> Outcome:
         noticed, events = scope.noticed()
         outcome.noticed = sum(found[1] for event in events if (found := read_unseen(event)))
         await asyncio.sleep(0.05)  # what was abandoned is recorded as cancelled
-        outcome.recorded = [*(await store.get_calls(["r1"]))["r1"], *noticed]
+        outcome.recorded = [*(await store.get_calls([name]))[name], *noticed]
     return outcome
+
+
+async def play_again(app: App) -> str:
+    """Record the app, then run it again with the replies on record up to its last call.
+
+    Returns how the calls differ, or "" if they are the same, byte for byte.
+    """
+    store, script = MemoryStore(), Script(roles=app.roles)
+    first = await play(app, script, store=store)
+    if first.error is not None or not first.recorded:
+        return f"nothing to record: {first.error!r}"
+    last = first.recorded[-1]
+    role = find_role(app.roles, messages_of(last.request))
+    assert role is not None
+    assert last.rollout_id is not None
+    engine = Script(roles=app.roles, told=script.told - Counter([role.text]))
+    fork = Fork(rollout_id=last.rollout_id, call_id=last.id)
+    second = await play(app, engine, store=store, fork=fork)
+    if second.refused or second.error is not None:
+        return (second.refused or [repr(second.error)])[0]
+    if len(engine.requests) != 1:
+        return f"{len(engine.requests)} calls were sampled, not the last one alone"
+    if (made := seen(second.recorded, last.id)) != (recorded := seen(first.recorded, last.id)):
+        return describe_difference(recorded, made)
+    return "" if app.answer in second.said else f"it ended with {second.said!r}"
+
+
+def seen(calls: Sequence[Call], sampled: str) -> dict[str, Any]:
+    """The agent, the request and the messages of each call, by id; of the `sampled` one no messages."""
+    return {
+        call.id: [
+            *(call.agent, call.dialect, with_numbered_ids(call.request)),
+            [choice.message for choice in call.choices if call.id != sampled],
+        ]
+        for call in calls
+    }
 
 
 class Watched(Gateway):

@@ -46,6 +46,11 @@ def test_an_app_runs_to_its_end_with_every_call_recorded_under_its_agents_name(
     assert (row["runs"], row["noticed"], row["lost"]) == (True, 0, 0)
 
 
+@pytest.mark.parametrize("app", APPS)
+def test_an_app_makes_the_same_calls_again_with_the_replies_on_record(scripted: Rows, app: str) -> None:
+    assert scripted[app]["again"] == ""
+
+
 def test_the_page_has_the_table_of_these_apps(scripted: Rows) -> None:
     for row in scripted.values():
         line = f"| {row['name']} | {row['framework']} | yes | {row['right']} of {row['right']} |"

@@ -23,12 +23,12 @@ from lightning_core.console.runs import list_runs, show_comparison, show_run
 from lightning_core.console.sandbox import show_sandbox
 from lightning_core.console.saving import save_page
 from lightning_core.console.server import to_json
-from lightning_core.console.shelf import TRIED, Shelf
+from lightning_core.console.shelf import Shelf
 from lightning_core.errors import ConfigError
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import CHANGED, reasons_of
 from lightning_core.plugins import load_plugins
-from lightning_core.records.types import Metrics, Reward, Rollout, Run, Status, Task
+from lightning_core.records.types import TRIED, Metrics, Reward, Rollout, Run, Status, Task
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.plan import RolloutPlan
