@@ -159,9 +159,9 @@ async def measure_gateway(server: Server, clients: int, *, stream: bool) -> Timi
 
 
 @contextmanager
-def running_server(url: str) -> Iterator[Server]:
-    """A gateway process with the store at that URL."""
-    command = [sys.executable, "-m", "benchmarks.gateway_server", url]
+def running_server(url: str, *engine: str) -> Iterator[Server]:
+    """A gateway process with the store at that URL, and before a server of that address if one is given."""
+    command = [sys.executable, "-m", "benchmarks.gateway_server", url, *engine]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:  # leaving closes its input, which ends it
         yield Server(process)

@@ -1,7 +1,8 @@
 """The measured side of `benchmarks.gateway`: an engine that answers from memory, and a gateway in front.
 
-python -m benchmarks.gateway_server URL serves with the store at that URL until its input ends; each line
-it is given is answered with the CPU seconds that the process has used so far.
+python -m benchmarks.gateway_server URL [SERVER] serves with the store at that URL until its input ends; each
+line it is given is answered with the CPU seconds that the process has used so far. SERVER is the address of a
+vLLM server, or of `benchmarks.vllm_standin`, that takes the place of the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
+from benchmarks.vllm_standin import MODEL
+from lightning_core.backends.vllm.upstream import Replicas, VllmUpstream
 from lightning_core.dialects.upstream import ChatRequest, Delta
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -64,13 +67,19 @@ class CannedGeneration:
         pass
 
 
-async def serve(url: str) -> None:
+def over_vllm(server: str) -> VllmUpstream:
+    """SmolLM2's template and tokenizer before a server of that address."""
+    return VllmUpstream("smollm2", Replicas([server], MODEL))
+
+
+async def serve(url: str, server_url: str | None = None) -> None:
     """Serve until the input ends."""
     tokens = Tokens(b"only for benchmarks")
     async with open_store(url, load_plugins()) as store:
         await store.enqueue(ROLLOUTS)
         await store.lease("bench", len(ROLLOUTS), 3600.0)
-        gateway = Gateway(CannedEngine(), store, tokens, agents=None)
+        engine = CannedEngine() if server_url is None else over_vllm(server_url)
+        gateway = Gateway(engine, store, tokens, agents=None)
         async with GatewayServer(gateway) as server:
             keys = [tokens.issue(rollout, 1) for rollout in ROLLOUTS]
             print(json.dumps({"url": server.url, "tokens": keys}), flush=True)
@@ -79,4 +88,4 @@ async def serve(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))
+    asyncio.run(serve(*sys.argv[1:]))

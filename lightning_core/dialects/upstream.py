@@ -119,6 +119,8 @@ class ChatRequest:
     """Whether the reply goes on from the last of `messages`, which is the assistant's."""
     trained: bool = False
     """Whether its replies may be trained on, so that the engine must say which tokens were cut off."""
+    whole: bool = False
+    """Whether the app reads the reply only once it has ended, so that tokens need not come one by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,8 @@ class Endpoint:
         request = await read_content(content, lambda content: self._read(content, caller))
         self._tell_replaced(caller, request)
         self._tell_not_offered(caller, request)
-        asked = pin(request.chat, caller, request.model, self._upstream.model_name)
+        chat = replace(request.chat, whole=not request.stream)
+        asked = pin(chat, caller, request.model, self._upstream.model_name)
         place = await self._forks.find(caller, request, self._dialect.name)
         if place is not None:  # under the recorded id, so that the ids in replies are those on record
             caller = replace(caller, call_id=place.call.id)

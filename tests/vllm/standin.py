@@ -31,6 +31,8 @@ class StandIn:
         """Cleared: replies have their first token and no end."""
         self.go.set()
         self.probes = 0
+        self.intervals: list[int | None] = []
+        """The `stream_interval` of each request, in the order in which they came."""
         self.prompts: list[list[int]] = []
         """In the order in which they came."""
         self.open = self.most_open = self.broken = 0
@@ -81,6 +83,7 @@ class StandIn:
         if "stream" not in body:
             return web.json_response({"choices": [_checked(body)]})
         self.prompts.append(body["prompt"])
+        self.intervals.append(body.get("stream_interval"))
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
@@ -94,10 +97,15 @@ class StandIn:
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
+        held, least = 0, 1  # as vLLM does: the first token comes at once, the others so many together
         for left in reversed(range(body["max_tokens"])):
             if not left:
                 await self.go.wait()
-            await response.write(_event(TOKEN, None if left else "length"))
+            held += 1
+            if left and held < least:
+                continue
+            await response.write(_event(held, None if left else "length"))
+            held, least = 0, body.get("stream_interval") or 1
             if self.breaking:
                 self.breaking -= 1
                 assert request.transport
@@ -114,8 +122,9 @@ def _checked(body: dict[str, Any]) -> dict[str, Any]:
     return {"token_ids": [TOKEN], "prompt_token_ids": body["prompt"], "logprobs": {"top_logprobs": [best]}}
 
 
-def _event(token: int, reason: str | None) -> bytes:
-    choice = {"token_ids": [token], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": reason}
+def _event(tokens: int, reason: str | None) -> bytes:
+    logprobs = {"token_logprobs": [-0.5] * tokens}
+    choice = {"token_ids": [TOKEN] * tokens, "logprobs": logprobs, "finish_reason": reason}
     return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 

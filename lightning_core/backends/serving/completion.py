@@ -34,6 +34,8 @@ class SamplingOptions:
     records: bool = False
     """Whether the tokens that were left to sample from are kept, where some are cut off."""
     top_logprobs: int = 0
+    together: int = 1
+    """Tokens that an engine may hand over together."""
     seed: str = ""
     """Equal seeds and prompts give equal replies under equal weights."""
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any, Final
 
+from tokenizers.decoders import ByteLevel
+
 from lightning_core.backends.serving.channels import Channels
 from lightning_core.backends.serving.completion import Completion, CompletionRequest
 from lightning_core.backends.serving.tags import Thinking, held_back
@@ -32,10 +34,16 @@ class TextStream:
     them as a whole: one byte out of place makes U+FFFD of each. So a run's text comes when the run has ended.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        """`hidden` ids have no text for the app."""
+    def __init__(
+        self, tokenizer: Tokenizer, hidden: frozenset[int], texts: dict[int, str] | None = None
+    ) -> None:
+        """`hidden` ids have no text for the app. `texts` keeps those of single tokens, for all streams of the
+        tokenizer."""
         self._tokenizer, self._hidden = tokenizer, hidden
-        self._runs = "ByteFallback" in repr(tokenizer.decoder)
+        decoder = tokenizer.decoder
+        self._texts = ({} if texts is None else texts) if isinstance(decoder, ByteLevel) else None
+        """None: a token's text depends on those before it. A byte-level decoder joins the tokens' bytes."""
+        self._runs = self._texts is None and "ByteFallback" in repr(decoder)
         self._ids: list[int] = []
         """Ids whose text came last, as what follows may depend on them, then those without text so far."""
         self._read, self._known = 0, ""
@@ -45,6 +53,13 @@ class TextStream:
         """The text that this id completes; empty while a character is unfinished."""
         if token_id in self._hidden:
             return ""
+        if self._texts is not None and len(self._ids) == self._read:
+            alone = self._texts.get(token_id)
+            if alone is None:
+                alone = self._texts[token_id] = self._decode([token_id])
+            if _BROKEN not in alone:
+                self._ids, self._read, self._known = [token_id], 1, alone
+                return alone
         self._ids.append(token_id)
         if self._runs and _BYTE.fullmatch(self._tokenizer.id_to_token(token_id) or ""):
             return ""

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MANY_PROMPTS = 1 << 16
 """Prompts whose answers are counted, the last ones."""
+TOGETHER = 32
+"""Tokens that come together where the app reads the reply whole; the record of a cut one may lack so many."""
 _TAIL = 16
 """Tokens of a prompt's end in which a tag is looked for."""
 MANY_MESSAGES = 1000
@@ -81,6 +83,8 @@ class ChatUpstream:
         self._tokenizer = model.tokenizer.backend_tokenizer
         self._speech = Speech(model.tokenizer)
         self._hidden = hidden_ids(model.tokenizer, model.stop_ids, self._speech.tags)
+        self._texts: dict[int, str] = {}
+        """The texts of single tokens, as far as they were sampled."""
         self.prompts = Prompts(model.tokenizer, model.name, model.vocabulary, model.longest)
         self.grammars = Grammars(model.tokenizer, model.vocabulary)
         # their threads end when this object goes
@@ -112,10 +116,11 @@ class ChatUpstream:
                 shaping=request.shaping,
                 records=request.trained and self.replays_cuts,
                 top_logprobs=request.top_logprobs,
+                together=TOGETHER if request.whole and not _ends_here(request) else 1,
                 seed="" if seed is None else f"{seed}/{index}",
             )
             completion = Completion(ids, options, shared, matchers[index])
-            text = TextStream(self._tokenizer, self._hidden)
+            text = TextStream(self._tokenizer, self._hidden, self._texts)
             choices.append(ParsedChoice(index, completion, text, request, self._parts(request, ids)))
             choices[-1].left_out, choices[-1].as_text = self._left_out(request, options), as_text
             self._engine.submit(completion)
@@ -226,3 +231,8 @@ class ChatUpstream:
         if prompt >= context:
             raise ContextLengthError(prompt, context, make_room(context, self.model.longest))
         return context - prompt if asked is None else min(asked, context - prompt)
+
+
+def _ends_here(request: ChatRequest) -> bool:
+    """Whether the reply may be ended here, by a stop text or its first call: what comes later is in vain."""
+    return bool(request.stop) or (bool(request.tools) and not request.parallel)

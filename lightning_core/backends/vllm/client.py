@@ -84,6 +84,8 @@ def sampling_body(completion: Completion, model: str, stop_ids: frozenset[int]) 
     }
     if completion.matcher is not None:
         body["structured_outputs"] = {"grammar": completion.matcher.grammar}
+    if options.together > 1:
+        body["stream_interval"] = options.together  # since vLLM 0.28; older ones send each token by itself
     if options.seed:
         digest = hashlib.blake2b(options.seed.encode(), digest_size=8).digest()
         body["seed"] = int.from_bytes(digest) >> 1  # vLLM takes a signed one
