@@ -34,6 +34,8 @@ WARM_UP = 16
 ROUNDS = 3
 TURNS = 60
 NEW_WORDS = 450
+SYLLABLES = ("con", "form", "over", "port", "tion", "able", "er", "under", "pre", "ing")
+"""A word is three of them, and about three tokens."""
 ENDS = 5
 """Turns that are averaged at the beginning and at the end of a conversation."""
 CONVERSATIONS = 3
@@ -78,7 +80,8 @@ class Connection:
         self._writer.write(head.encode() + content)
         head_back = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if not head_back.startswith(b"http/1.1 200"):
-            raise RuntimeError(f"the gateway answered {head_back!r}")
+            said = await self._reader.read(2**16)
+            raise RuntimeError(f"the gateway answered {head_back!r} {said!r}")
         if b"chunked" in head_back:
             return await self._reader.readuntil(b"\r\n0\r\n\r\n")
         length = int(head_back.split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -113,21 +116,12 @@ async def measure_conversation(server: Server, number: int) -> tuple[float, floa
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You work in a shell."}]
     cpu = [server.cpu_seconds()]
     body: dict[str, Any] = {}
-    for turn in range(TURNS):
-        new = " ".join(
-            "".join(words.choices("abcdefghijklmnop", k=words.randint(4, 13))) for _ in range(NEW_WORDS)
-        )
-        messages.append(
-            {"role": "user" if turn % 2 == 0 else "tool", "content": new, "tool_call_id": f"c{turn}"}
-        )
-        if turn % 2 == 0:
-            del messages[-1]["tool_call_id"]
+    for _ in range(TURNS):
+        new = " ".join("".join(words.choices(SYLLABLES, k=3)) for _ in range(NEW_WORDS))
+        messages.append({"role": "user", "content": new})
         body = {"model": "m", "messages": messages}
         reply = json.loads(await connection.ask(body))["choices"][0]["message"]
-        call = {"id": f"c{turn + 1}", "type": "function", "function": {"name": "shell", "arguments": "{}"}}
         messages.append({"role": "assistant", "content": reply["content"]})
-        if turn % 2 == 0:
-            messages[-1]["tool_calls"] = [call]
         cpu.append(server.cpu_seconds())
     connection.close()
     first, last = cpu[ENDS] - cpu[0], cpu[-1] - cpu[-1 - ENDS]
