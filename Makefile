@@ -117,7 +117,7 @@ demo-tinker: $(TINKER)/.ready
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(AT_SERVICE) $(TINKER)/bin/agentlightning train examples/sql/train.py --set backend=tinker --set backend.reduction=mean --steps 16 --folder $(DEMO)-tinker-$$(date +%Y%m%d-%H%M%S)
 
 # `make -j3 environments` makes them side by side.
-environments: $(READY) $(NEW)/.ready $(VERL)/.ready $(TINKER)/.ready
+environments: $(READY) $(NEW)/.ready $(VERL)/.ready
 
 # A file stays with one worker, as its runs are made once for all its tests; tests/conftest.py says which files
 # come first. Three workers keep two cores busy, as tests wait now and then; each has one thread.
@@ -136,11 +136,15 @@ test-all: export OMP_NUM_THREADS := 1
 # A test that failed beside others runs once more by itself; the first failure stays in what was printed.
 ALONE := --last-failed --last-failed-no-failures none
 
-# Beside one another goes what waits for servers and for those it killed.
+# All files, or of those that take long a part (PART=2/4); tests/conftest.py says more.
+WHICH := $(if $(PART),--part $(PART),--all)
+
+# Beside one another goes what waits for servers and for those it killed. A part leaves out Tinker's tests, whose
+# server compiles for ten minutes.
 test-all: environments
-	$(BIN)/$(PYTEST) --all --durations 30 || $(BIN)/pytest --all $(ALONE)
+	$(BIN)/$(PYTEST) $(WHICH) --durations 30 || $(BIN)/pytest $(WHICH) $(ALONE)
 	$(MAKE) test-new
-	$(MAKE) -j2 --output-sync test-verl test-tinker
+	$(MAKE) -j2 --output-sync test-verl $(if $(PART),,test-tinker)
 	$(MAKE) -j2 --output-sync faults proof peers test-sky
 
 peers: $(VERL)/.ready
@@ -152,7 +156,7 @@ SDKS := $(patsubst %,tests/gateway/test_%.py,anthropic_sdk chat completions resp
 NEWEST := tests/tracing tests/apps $(SDKS) $(NEW_PLUGINS:%=plugins/%)
 
 test-new: $(NEW)/.ready
-	$(NEW)/bin/$(PYTEST) $(NEWEST) || $(NEW)/bin/pytest $(NEWEST) $(ALONE)
+	$(NEW)/bin/$(PYTEST) $(NEWEST) $(WHICH) || $(NEW)/bin/pytest $(NEWEST) $(WHICH) $(ALONE)
 
 # Each remembers its own failures, as they run beside one another.
 WORKERS := tests/verl -o cache_dir=.pytest_cache/verl
@@ -161,10 +165,10 @@ SERVERS := tests/vllm -o cache_dir=.pytest_cache/vllm
 test-verl: test-workers test-servers
 
 test-workers: $(VERL)/.ready
-	$(ON_CPU) pytest $(WORKERS) || $(ON_CPU) pytest $(WORKERS) $(ALONE)
+	$(ON_CPU) pytest $(WORKERS) $(WHICH) || $(ON_CPU) pytest $(WORKERS) $(WHICH) $(ALONE)
 
 test-servers: $(VERL)/.ready
-	$(ON_CPU) pytest $(SERVERS) || $(ON_CPU) pytest $(SERVERS) $(ALONE)
+	$(ON_CPU) pytest $(SERVERS) $(WHICH) || $(ON_CPU) pytest $(SERVERS) $(WHICH) $(ALONE)
 
 # Their server keeps what JAX compiled in .data/tinker, so the first run takes longer than later ones.
 SERVICE := tests/tinker -o cache_dir=.pytest_cache/tinker

@@ -1,80 +1,32 @@
-"""Which tests `make test` leaves to `make test-all`, and the order of files."""
+"""Which tests run, and in which order: by the seconds that their files took.
+
+`make test` leaves out the files that take long. A landing runs the short files and a part of the others
+(`--part 2/4`), and `--all` runs everything. `pytest --all --write-durations` notes the seconds anew.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 import signal
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-FIRST = (
-    "tests/tracing/test_anthropic.py",  # compares headers byte by byte: no other test ran in its process
-    "tests/packaging/test_first_hour.py",
-    "tests/packaging/test_replace_hosted.py",
-    "tests/trainer/test_crash.py",
-    "tests/apps/",
-    "tests/roles/",
-    "tests/cli/test_cli.py",
-    "tests/test_readme.py",
-    "tests/testing/",
-    "tests/trainer/",
-    "tests/examples/",
-    "tests/recipes/",
-    "tests/runner/",
-    "tests/stores/",
-    "tests/fuzz/",
-    "tests/benchmarks/",
-    "tests/cli/",
-    "tests/air/",
-    "tests/backends/",
-)
-"""In this order, then all others. What trains and starts processes comes first: no worker ends with it."""
-
-LONG = (
-    "tests/apps/",
-    "tests/benchmarks/",
-    "tests/cli/test_init.py",
-    "tests/cli/test_workers.py",
-    "tests/console/test_hostile.py",
-    "tests/console/test_live.py",
-    "tests/console/test_pages.py",
-    "tests/console/test_sandbox.py",
-    "tests/examples/",
-    "tests/fuzz/",
-    "tests/harnesses/",
-    "tests/packaging/test_first_hour.py",
-    "tests/packaging/test_replace_hosted.py",
-    "tests/recipes/",
-    "tests/backends/test_smollm2.py",
-    "tests/deploy/test_commands.py",
-    "tests/deploy/test_helm.py",
-    "tests/packaging/",
-    "tests/roles/test_network.py",
-    "tests/roles/test_page.py",
-    "tests/roles/test_processes.py",
-    "tests/stores/test_pages.py",
-    "tests/test_telemetry.py",
-    "tests/testing/test_template.py",
-    "tests/testing/test_write_an_adapter.py",
-    "tests/tracing/test_concurrency.py",
-    "tests/tracing/test_through_gateway.py",
-    "tests/trainer/test_crash.py",
-    "tests/trainer/test_private.py",
-    "tests/trainer/test_reproducible.py",
-    "tests/trainer/test_address.py",
-    "tests/trainer/test_killed_evaluation.py",
-    "tests/trainer/test_serving.py",
-    "tests/tinker/",
-    "tests/vllm/",
-    "tests/verl/",
-)
-"""Left out unless `--all` is given, or files are named: a third of the time, for what changes rarely."""
-
+DURATIONS = Path(__file__).with_name("durations.json")
+"""Seconds of each file. Three files at once ran on two cores."""
+SECONDS: dict[str, float] = json.loads(DURATIONS.read_text())
+LONG = 60.0
+"""Seconds from which on a file is left out of `make test`."""
+SHARED = 15.0
+"""Seconds from which on a file is shared out among landings."""
+ALONE = "tests/tracing/test_anthropic.py"
+"""It compares headers byte by byte, so no other test may have run in its process: it comes first."""
 ON_RAY = "[ray"
-"""Left out too: the laws of workers on a Ray cluster take ten times as long as those of processes."""
+"""Laws of workers on a Ray cluster count as a file of their own: they take ten times as long as the rest."""
 
 settings.register_profile("change", deadline=None, max_examples=15)  # a test asserts no time
 settings.register_profile("all", deadline=None, max_examples=50)
@@ -90,11 +42,48 @@ def signals_as_before() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="the long tests too, with more examples for each law")
+    parser.addoption("--all", action="store_true", help="the long files too, with more examples for each law")
+    parser.addoption("--part", metavar="I/N", help="of the long files the I-th of N parts")
+    parser.addoption("--write-durations", action="store_true", help="note the seconds of each file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "change")
+    if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations())
+
+
+class Durations:
+    """Adds up the seconds of each file, and notes them in the end. A file of skipped tests is not noted."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.ran: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[file_of(report.nodeid)] += report.duration
+        if report.when == "call" and not report.skipped:
+            self.ran.add(file_of(report.nodeid))
+
+    def pytest_sessionfinish(self) -> None:
+        noted = SECONDS | {name: round(self.seconds[name], 1) for name in self.ran}
+        DURATIONS.write_text(json.dumps(dict(sorted(noted.items())), indent=0) + "\n")
+
+
+def file_of(nodeid: str) -> str:
+    """Returns the name by which a test's seconds are noted."""
+    return nodeid.partition("::")[0] + (ON_RAY if ON_RAY in nodeid else "")
+
+
+def is_left_out(name: str, config: pytest.Config) -> bool:
+    """Whether a file is not asked for."""
+    seconds = SECONDS.get(name, 0.0)
+    if part := config.getoption("--part"):
+        place, _, parts = part.partition("/")
+        shared = (each for each, taken in SECONDS.items() if taken >= SHARED)
+        ordered = sorted(shared, key=lambda each: (each.rpartition("/")[0], -SECONDS[each]))
+        return seconds >= SHARED and name not in ordered[int(place) % int(parts) :: int(parts)]
+    return seconds >= LONG and not config.getoption("--all") and not config.getoption("file_or_dir")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,17 +98,18 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A long file is not even imported: each worker would import what it needs."""
-    if config.getoption("--all") or config.getoption("file_or_dir"):
-        return None
-    path = collection_path.relative_to(config.rootpath).as_posix()
-    return f"{path}/".startswith(LONG) or None
+    """A file that is left out is not even imported: each worker would import what it needs."""
+    return is_left_out(collection_path.relative_to(config.rootpath).as_posix(), config) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--all") and not config.getoption("file_or_dir"):
-        config.hook.pytest_deselected(items=[item for item in items if ON_RAY in item.nodeid])
-        items[:] = [item for item in items if ON_RAY not in item.nodeid]
+    """The longest files come first, so that no worker ends with one."""
+    kept = [item for item in items if not is_left_out(file_of(item.nodeid), config)]
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept
     items.sort(
-        key=lambda item: next((i for i, p in enumerate(FIRST) if item.nodeid.startswith(p)), len(FIRST))
+        key=lambda item: (
+            not item.nodeid.startswith(ALONE),
+            -SECONDS.get(item.nodeid.partition("::")[0], LONG),
+        )
     )
