@@ -68,7 +68,7 @@ UPDATES = 60
 HARD = range(4, 41)
 """Updates to 90 % of the best with the exact gradient, at the middle rate."""
 WHOLE_METHODS = (BASE, "relevance")
-WHOLE_GAMES, WHOLE_SEEDS, WHOLE_UPDATES, WHOLE_RATE = 10, 5, 20, 0.02
+WHOLE_GAMES, WHOLE_SEEDS, WHOLE_UPDATES, WHOLE_RATE = 10, 5, 60, 0.02
 """For `--trainer`."""
 
 
@@ -260,7 +260,7 @@ def learn_whole(game: Drawn, method: str, seed: int, updates: int) -> list[float
 def run_whole(
     record: WholeRecord, path: Path, page: Path, plan: Plan, games: Sequence[Drawn], processes: int
 ) -> None:
-    """The runs that the record lacks, seed by seed."""
+    """The runs that the record lacks, seed by seed. The table is made in the end, of equally many seeds."""
     updates = plan.updates or WHOLE_UPDATES
     cells = [
         (game, method, seed)
@@ -272,10 +272,10 @@ def run_whole(
         for (game, method, seed), done in zip(cells, waiting, strict=True):
             record = record.with_run(game, method, updates, done.result())
             path.write_text(record.model_dump_json() + "\n")
-            page.write_text(insert(page.read_text(), record, table(record)))
             Console().print(
                 f"{game.name}, {method}, seed {seed}: {record.games[game.name].comparison.outcomes[method]}"
             )
+    page.write_text(insert(page.read_text(), record, table(record)))
 
 
 def learn(game: Drawn, name: str, plan: Plan) -> Comparison:

@@ -1,8 +1,9 @@
 """A drawn game as an app, trained by the class `Trainer` with a small network that knows nothing.
 
 Each call goes through the gateway to the local backend. A word of a prompt is a token, and so is a reply. The
-network is a Llama of one layer with random weights; its output layer makes every reply equally likely. After
-each update the success of the policy is counted exactly, not estimated, and the run ends at the threshold.
+network is a Phi of one layer with random weights, whose output layer makes every reply equally likely. Other
+words have a bias that makes them impossible. They get no gradient, so they stay impossible. After each update
+the success of the policy is counted exactly, not estimated, and the run ends at the threshold.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from random import Random
 import httpx
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 import lightning_core as lightning
@@ -30,8 +31,8 @@ END, REPLY = "<end>", "<reply>"
 HIDDEN = 64
 SPREAD = 0.2
 """Deviation of the random weights."""
-OFF = 1000.0
-"""How far the logit of a word that is no reply lies below that of a reply, about."""
+OFF = -10_000.0
+"""Bias of a word that is no reply. Its probability is 0 in float32."""
 
 
 class Game:
@@ -62,7 +63,7 @@ class Game:
         fast.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}" + REPLY
         fast.save_pretrained(folder)
         torch.manual_seed(seed)
-        config = LlamaConfig(
+        config = PhiConfig(
             vocab_size=len(self.words),
             hidden_size=HIDDEN,
             intermediate_size=2 * HIDDEN,
@@ -70,18 +71,17 @@ class Game:
             num_attention_heads=4,
             max_position_embeddings=64,
             initializer_range=SPREAD,
+            partial_rotary_factor=0.5,
+            resid_pdrop=0.0,
             tie_word_embeddings=False,
             bos_token_id=None,
             eos_token_id=0,
             pad_token_id=0,
         )
-        network = LlamaForCausalLM(config)
+        network = PhiForCausalLM(config)
         with torch.no_grad():
-            network.model.embed_tokens.weight.div_(SPREAD)[:, 0] = 4  # alike for all words, in all layers
-            layer = network.model.layers[0]
-            layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0
             network.lm_head.weight.zero_()
-            network.lm_head.weight[[0, 1, *range(2 + len(self.replies), len(self.words))], 0] = -OFF
+            network.lm_head.bias.fill_(OFF)[2 : 2 + len(self.replies)] = 0
         network.save_pretrained(folder)
 
 
@@ -126,7 +126,7 @@ class Measured(LocalBackend):
     def begin(self, game: Game, aim: float) -> None:
         """Know what to measure, and the success at which to stop."""
         self.game, self.aim, self.success = game, aim, list[float]()
-        self._copy = LlamaForCausalLM.from_pretrained(self.model)
+        self._copy = PhiForCausalLM.from_pretrained(self.model)
 
     async def publish(self) -> int:
         version = await super().publish()
@@ -140,7 +140,10 @@ class Measured(LocalBackend):
         game = self.game
         self._copy.load_state_dict(self._started.policy.base.state_dict())
         rows = [game.tokens(row) for row in range(len(game.truth.prompts))]
-        found = torch.stack([self._copy(torch.tensor([ids])).logits[0, -1] for ids in rows])
+        found = torch.empty(len(rows), len(game.words))
+        for length in {len(ids) for ids in rows}:
+            places = [place for place, ids in enumerate(rows) if len(ids) == length]
+            found[places] = self._copy(torch.tensor([rows[place] for place in places])).logits[:, -1]
         chances = torch.softmax(found.double(), 1)[:, 2 : 2 + len(game.replies)]
         return game.truth.success((chances / chances.sum(1, keepdim=True)).numpy())
 
