@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.stores.conversation import Talk
 from benchmarks.stores.empty import Pace
 from benchmarks.stores.gateway import Memory
 from benchmarks.stores.processes import machine
@@ -43,6 +44,7 @@ class Record:
     """The repeats by store and size."""
     gateway: dict[str, Memory] = field(default_factory=dict)
     http: list[dict[str, Costs]] = field(default_factory=list)
+    conversation: list[dict[str, Talk]] = field(default_factory=list)
     circumstances: dict[str, Circumstances] = field(default_factory=dict)
     """Circumstances by part."""
 
@@ -61,6 +63,7 @@ class Record:
             sizes={**self.sizes, **found.sizes},
             gateway={**self.gateway, **found.gateway},
             http=found.http or self.http,
+            conversation=found.conversation or self.conversation,
             circumstances={**self.circumstances, **found.circumstances},
         )
 
@@ -73,6 +76,9 @@ class Record:
         return cls(
             operations=_rounds(found["operations"]),
             http=_rounds(found.get("http", [])),
+            conversation=[
+                {store: Talk(**talk) for store, talk in by.items()} for by in found.get("conversation", [])
+            ],
             wakes=found["wakes"],
             empty=[
                 {store: {int(n): Pace(**pace) for n, pace in paces.items()} for store, paces in by.items()}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.stores import empty, gateway, operations, peer, sites, sizes, waiting
+from benchmarks.stores import conversation, empty, gateway, operations, peer, sites, sizes, waiting
 from benchmarks.stores.empty import Pace
 from benchmarks.stores.peer import Peer
 from benchmarks.stores.record import PEER, Record, circumstances
@@ -111,6 +111,17 @@ def measure_http(record: Record, amount: Amount, stores: list[str], other: Peer 
         record.http.append(costs)
 
 
+def measure_conversation(record: Record, amount: Amount, stores: list[str], other: Peer | None) -> None:
+    """Measures the stores that can tell what they hold."""
+    for _ in rounds(amount):
+        talks = {}
+        for name in stores:
+            with SITES[name]() as site:
+                if site.held is not None:
+                    talks[name] = asyncio.run(conversation.measure(site))
+        record.conversation.append(talks)
+
+
 PARTS: dict[str, Callable[[Record, Amount, list[str], Peer | None], None]] = {
     "operations": measure_operations,
     "empty": measure_empty,
@@ -118,6 +129,7 @@ PARTS: dict[str, Callable[[Record, Amount, list[str], Peer | None], None]] = {
     "sizes": measure_sizes,
     "gateway": measure_gateway,
     "http": measure_http,
+    "conversation": measure_conversation,
 }
 
 

@@ -38,6 +38,8 @@ class Site:
     url: str
     server: int | None = None
     """The process id of its server; None where there is none."""
+    held: Callable[[], int] | None = None
+    """Returns the bytes that its calls take, once its connections are closed; None for memory alone."""
     count: Count | None = None
     """How many statements the database has been sent so far, this question left out."""
 
@@ -77,12 +79,20 @@ def sqlite(*, counted: bool = False) -> Iterator[Site]:
         return int(await store._reader.run(Operation(trace)))
 
     with tempfile.TemporaryDirectory(prefix="lightning-bench-") as folder:
-        yield Site("sqlite", f"sqlite:///{Path(folder) / 'runs.db'}", None, count if counted else None)
+        path = Path(folder) / "runs.db"
+        yield Site(
+            "sqlite",
+            f"sqlite:///{path}",
+            held=lambda: path.stat().st_size,
+            count=count if counted else None,
+        )
 
 
 @contextmanager
 def postgres(*, counted: bool = False) -> Iterator[Site]:
     """With `counted` every statement is written to the server's log."""
+    import psycopg
+
     from tests.stores.postgres_server import PostgresServer
 
     settings = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "128MB"}
@@ -93,10 +103,15 @@ def postgres(*, counted: bool = False) -> Iterator[Site]:
         async def count(store: Store) -> int:
             return (folder / "log").read_text().count(" LOG: ")
 
+        def held() -> int:
+            with psycopg.connect(server.url()) as connection:
+                query = "SELECT pg_total_relation_size('lightning.calls')"
+                return int(connection.execute(query).fetchall()[0][0])
+
         server.start()
         pid = int((folder / "data" / "postmaster.pid").read_text().split()[0])
         try:
-            yield Site("postgres", server.url(), pid, count if counted else None)
+            yield Site("postgres", server.url(), pid, held, count if counted else None)
         finally:
             server.stop()
 
@@ -116,7 +131,11 @@ def redis(*, counted: bool = False) -> Iterator[Site]:
             asked += 1
             return int(_info(client, "stats")["total_commands_processed"]) - asked
 
-        yield Site("redis", server.url, pid, count if counted else None)
+        def held() -> int:
+            keys = client.scan_iter("lightning:calls:*")
+            return sum(int(client.memory_usage(key, samples=0) or 0) for key in keys)
+
+        yield Site("redis", server.url, pid, held, count if counted else None)
 
 
 def _info(client: Any, section: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.stores.record import PEER, Circumstances, Record
+from benchmarks.stores.record import PEER, Record
 from benchmarks.stores.timing import Cost
 
 GOALS = {"enqueue": 0.3, "lease": 0.4, "record a call": 0.7}
@@ -70,12 +70,22 @@ def pace_table(record: Record, label: str) -> str:
     )
 
 
-def http_where(found: Circumstances) -> str:
-    """It was measured later than the other parts, and elsewhere."""
-    machine = found.machine
+APART = {
+    "http": ("HTTP was measured", "in the same rounds as the SQLite store behind it"),
+    "conversation": (
+        "A harness's conversation of 60 calls, each with 450 new words, was measured",
+        "caller and server together",
+    ),
+}
+"""Parts that were measured later than the others, and elsewhere."""
+
+
+def apart(record: Record, part: str) -> str:
+    """Where one of these was measured."""
+    found, (begin, end) = record.circumstances[part], APART[part]
     return (
-        f"HTTP was measured on {machine['cores']} cores of {machine['processor']} at a load of "
-        f"{min(found.load):.0f} to {max(found.load):.0f}, in the same rounds as the SQLite store behind it:"
+        f"{begin} on {found.machine['cores']} cores of {found.machine['processor']} at a load of "
+        f"{min(found.load):.0f} to {max(found.load):.0f}, {end}:"
     )
 
 
@@ -168,6 +178,23 @@ def gateway_table(record: Record) -> str:
     return table(["gateway's memory", *heading, "bytes more for each call"], lines)
 
 
+def conversation_table(record: Record) -> str:
+    lines = []
+    for store in record.conversation[0]:
+        talks = [by[store] for by in record.conversation]
+        lines.append(
+            [
+                _heading(store),
+                spread([talk.mib for talk in talks], 2),
+                spread([talk.first_ms for talk in talks], 1),
+                spread([talk.last_ms for talk in talks], 1),
+                spread([talk.read_ms for talk in talks], 0),
+            ]
+        )
+    heading = ["MiB", "CPU ms to record one of the first 5 calls", "one of the last 5", "to read all 60"]
+    return table(["a conversation of 60 calls", *heading], lines)
+
+
 def _cpu(repeats: list[dict[str, Cost]], name: str) -> list[float]:
     return [costs[name].cpu_ms for costs in repeats]
 
@@ -194,7 +221,8 @@ PARTS: dict[str, Callable[[Record], list[str]]] = {
     "waiting": lambda record: [waiting_table(record)],
     "sizes": lambda record: [size_table(record)],
     "gateway": lambda record: [gateway_table(record)],
-    "http": lambda record: [http_where(record.circumstances["http"]), http_table(record)],
+    "conversation": lambda record: [apart(record, "conversation"), conversation_table(record)],
+    "http": lambda record: [apart(record, "http"), http_table(record)],
 }
 
 
@@ -209,7 +237,7 @@ def render(record: Record) -> str:
 
 def where(record: Record) -> str:
     """Machine, dates and how busy it was."""
-    parts = {part: found for part, found in record.circumstances.items() if part != "http"}
+    parts = {part: found for part, found in record.circumstances.items() if part not in APART}
     if not parts:
         return ""
     all_of_them = list(parts.values())

@@ -20,12 +20,13 @@ import redis
 from lightning_core.records.linking import under_own_id
 from lightning_core.records.types import Call, Metrics, Record, Reward, Rollout, RolloutCount, Split, Status
 from lightning_core.stores import queue, rules
+from lightning_core.stores.deltas import Body, Recent, base_of, wholes
 from lightning_core.stores.legacy import planned_at
 from lightning_core.stores.notifications import QUEUE, Topic, finished_of
 from lightning_core.stores.packing import dump_json
 from lightning_core.stores.queue import Held, Page
 from lightning_core.stores.redis_connection import Connection, RedisLink, read
-from lightning_core.stores.rows import CALLS, METRICS, REWARDS, Table
+from lightning_core.stores.rows import CALLS, METRICS, REWARDS, Row, Table
 from lightning_core.texts.json_text import load_json
 
 T = TypeVar("T", bound=Record)
@@ -50,6 +51,7 @@ class RedisConnection:
         """Whether `enqueue` looks for what is known. At first it believes that all is new."""
         self._link = link
         self._prefix = link.url.prefix
+        self._recent = Recent()
         self.begin()
 
     def begin(self) -> None:
@@ -254,18 +256,38 @@ class RedisConnection:
     # what happened in them ----------------------------------------------------------------
     def put_call(self, call: Call, *, running: bool) -> None:
         while True:
-            place, packed = place_of(CALLS, call), CALLS.pack(call)
+            place, whole = place_of(CALLS, call), CALLS.row(call)
             known = self.values([place])[place]
-            before = None if known is None else known.partition(b":")[2]
-            if before is None or CALLS.unpack(before).status != "completed":
+            before = None if known is None else CALLS.unpack_row(_content(known))
+            if before is None or not CALLS.has_completed(before):
                 break
-            if call.status != "completed" or before == packed:
+            if call.status != "completed" or self._whole(place, before) == whole:
                 return
             call = under_own_id(call)
         if running:
             name = call.rollout_id or ""
             rules.check_running(call, queue.lock(self, [name]).get(name, (None, None))[0])
-        self._add(place, packed)
+
+        def read(names: Sequence[str]) -> dict[str, Body]:
+            return self._bodies(place[0], names)
+
+        self._add(place, CALLS.pack_row(CALLS.shortened(whole, self._recent, read)))
+
+    def _bodies(self, key: str, names: Sequence[str]) -> dict[str, Body]:
+        """The bodies of completed calls of an attempt: nobody changes these, so they are not checked."""
+        (values,) = self.ask([("HMGET", self._key(key), *names)])
+        given = {name: self._values.get((key, name)) or old for name, old in zip(names, values, strict=True)}
+        rows = {name: CALLS.unpack_row(_content(value)) for name, value in given.items() if value}
+        return {name: CALLS.body(row) for name, row in rows.items() if CALLS.has_completed(row)}
+
+    def _whole(self, place: Place, row: Row) -> Row:
+        """A completed call's row, whole."""
+        body = CALLS.body(row)
+        if base_of(body) is None:
+            return row
+        (names,) = self.ask([("HKEYS", self._key(place[0]))])
+        bodies = self._bodies(place[0], [*(name.decode() for name in names), place[1]])
+        return CALLS.with_body(row, wholes(bodies, [place[1]]).get(place[1], body))
 
     def add_rewards(self, rewards: Sequence[Reward]) -> None:
         self.add(REWARDS, rewards)
@@ -314,7 +336,7 @@ class RedisConnection:
         (steps,) = self.ask([("HKEYS", key)])
         wanted = sorted(step for step in map(int, steps) if since is None or step >= since)[:limit]
         packed = self.ask([("HMGET", key, *wanted)])[0] if wanted else []
-        return [METRICS.unpack(one.partition(b":")[2]) for one in packed if one is not None]
+        return [METRICS.unpack(_content(one)) for one in packed if one is not None]
 
     def upsert(self, table: Table[T], records: Iterable[T]) -> None:
         for one in records:
@@ -416,7 +438,12 @@ def _of_key(table: Table[Any], key: Sequence[object]) -> Place:
 def _unpacked(table: Table[T], values: Iterable[bytes]) -> list[T]:
     """The records, in the order they came."""
     parts = sorted((one.split(b":", 1) for one in values), key=lambda pair: int(pair[0]))
-    return [table.unpack(packed) for _, packed in parts]
+    return table.unpacked(packed for _, packed in parts)
+
+
+def _content(value: bytes) -> bytes:
+    """A record, without its place of arrival."""
+    return value.partition(b":")[2]
 
 
 def parts_of(some: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:

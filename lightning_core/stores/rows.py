@@ -6,7 +6,8 @@ argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -28,6 +29,7 @@ from lightning_core.records.types import (
     Run,
     Status,
 )
+from lightning_core.stores.deltas import BLOCK, Body, Recent, wholes
 from lightning_core.stores.packing import (
     dump_json,
     pack_choices,
@@ -39,6 +41,7 @@ from lightning_core.stores.packing import (
 from lightning_core.stores.rules import event_id
 from lightning_core.texts.json_text import load_json
 
+log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Record)
 Row = tuple[Any, ...]
 Dialect = Mapping[str, str]
@@ -98,12 +101,20 @@ class Table(Generic[T]):
                 fields[self._fields[place]] = decode(row[place])
         return self._kind(**fields)
 
+    def values(self, rows: Iterable[Row]) -> list[T]:
+        """From the rows of one attempt."""
+        return list(map(self.value, rows))
+
     def pack(self, value: T) -> bytes:
         """All of it in one piece, for a database without columns."""
         return dump_json(value.model_dump())
 
     def unpack(self, packed: bytes) -> T:
         return self._kind(**load_json(packed))
+
+    def unpacked(self, packed: Iterable[bytes]) -> list[T]:
+        """From the pieces of one attempt."""
+        return list(map(self.unpack, packed))
 
 
 def _declared(name: str, kind: str) -> str:
@@ -155,12 +166,17 @@ ALERTS = Table(
 )
 
 
-class _Calls(Table[Call]):
-    """A call outside any rollout has rollout_id '' and attempt 0, as NULL never equals NULL in a key."""
+_LOST = "its record, or that of an earlier call it goes on from, is damaged: restore the store from a copy"
+_HEAD = ("agent", "trained", "dialect", "model", "temperature", "policy_version", "status")
 
-    _head = attrgetter(
-        *("agent", "trained", "dialect", "model", "temperature", "policy_version", "status"),
-    )
+
+class _Calls(Table[Call]):
+    """A call outside any rollout has rollout_id '' and attempt 0, as NULL never equals NULL in a key.
+
+    A row has the body of its call whole, or as a delta (`deltas.py`).
+    """
+
+    _head = attrgetter(*_HEAD)
 
     def row(self, value: Call) -> Row:
         return (
@@ -191,14 +207,62 @@ class _Calls(Table[Call]):
             grammar=row[20],
         )
 
+    def values(self, rows: Iterable[Row]) -> list[Call]:
+        """From the rows of one attempt. A damaged call is there as one that failed, and the log names it."""
+        given, found, lost = list(rows), [], []
+        stored = {row[2]: self.body(row) for row in given}
+        whole = wholes(stored, stored)
+        for row in given:
+            try:
+                found.append(self.value(self.with_body(row, whole[row[2]])))
+            except (ValueError, TypeError, KeyError):
+                found.append(self._lost(row))
+                lost.append(row[2])
+        if lost:
+            log.warning(
+                "rollout %s: the store lost the calls %s: %s", row[0], ", ".join(map(repr, lost)), _LOST
+            )
+        return found
+
+    def _lost(self, row: Row) -> Call:
+        """What is left of a call whose body is lost. Raises ValueError if nothing is."""
+        fields = dict(zip(self._fields, (row[0] or None, row[1] or None, *row[2:9]), strict=False))
+        times = {"started_at": row[11], "ended_at": row[12]}
+        return Call(**fields, **times, status="failed", error=_LOST, response_id=row[18], endpoint=row[19])
+
+    def body(self, row: Row) -> Body:
+        return Body(row[13], row[14], row[16])
+
+    def with_body(self, row: Row, body: Body) -> Row:
+        return (*row[:13], body.request, body.prompt_ids, row[15], body.completion_ids, *row[17:])
+
+    def has_completed(self, row: Row) -> bool:
+        return bool(row[9] == "completed")
+
+    def shortened(self, row: Row, recent: Recent, read: Callable[[Sequence[str]], Mapping[str, Body]]) -> Row:
+        """A row as it is to be stored; see `Recent.stored`."""
+        if len(row[13]) < BLOCK:
+            return row
+        own = self.body(row)
+        body = recent.stored((row[0], row[1]), row[2], own, read, is_base=self.has_completed(row))
+        return row if body is own else self.with_body(row, body)
+
     def pack(self, value: Call) -> bytes:
-        row = self.row(value)
+        return self.pack_row(self.row(value))
+
+    def pack_row(self, row: Row) -> bytes:
         parts = row[13:18]
         lengths = [None if part is None else len(part) for part in parts]
         head = dump_json([*row[:13], *row[18:], lengths])
         return b"".join((b"%d:" % len(head), head, *filter(None, parts)))
 
     def unpack(self, packed: bytes) -> Call:
+        return self.value(self.unpack_row(packed))
+
+    def unpacked(self, packed: Iterable[bytes]) -> list[Call]:
+        return self.values(map(self.unpack_row, packed))
+
+    def unpack_row(self, packed: bytes) -> Row:
         at = packed.index(b":") + 1
         end = at + int(packed[: at - 1])
         *head, lengths = load_json(packed[at:end])
@@ -206,7 +270,7 @@ class _Calls(Table[Call]):
         for length in lengths:
             at, end = end, end + (length or 0)
             parts.append(None if length is None else packed[at:end])
-        return self.value((*head[:13], *parts, *head[13:]))
+        return (*head[:13], *parts, *head[13:])
 
 
 CALLS = _Calls(

@@ -24,6 +24,7 @@ from lightning_core.records.types import (
     Status,
 )
 from lightning_core.stores import queue, rules
+from lightning_core.stores.deltas import Body, Recent, base_of, wholes
 from lightning_core.stores.notifications import QUEUE, Topic
 from lightning_core.stores.queue import Held, Page
 from lightning_core.stores.rows import CALLS, COUNT, METRICS, REWARDS, ROLLOUTS, Row, Table, to_count
@@ -40,6 +41,7 @@ PUT_CALL = (
     f"INSERT INTO calls ({CALLS.columns}) {{values}} ON CONFLICT ({CALLS.key}) DO UPDATE SET {CALLS.replaced}"
     " WHERE calls.status <> 'completed'"
 )
+OF_ATTEMPT = "rollout_id = ? AND attempt = ?"
 _MARKS = ", ".join("?" * (CALLS.columns.count(",") + 1))
 PUT_ANY = PUT_CALL.format(values=f"VALUES ({_MARKS})")
 PUT_RUNNING = PUT_CALL.format(
@@ -56,6 +58,7 @@ class SqlTransaction(ABC):
     """A connection to SQL tables. `{marks}` in the statements stand for words of the database."""
 
     def __init__(self) -> None:
+        self._recent = Recent()
         self.begin()
 
     def begin(self) -> None:
@@ -152,22 +155,42 @@ class SqlTransaction(ABC):
 
     # what happened in them ----------------------------------------------------------------
     def put_call(self, call: Call, *, running: bool) -> Callable[[], None]:
-        """One statement, unless one completed under its id or its attempt has ended."""
-        row = CALLS.row(call)
+        """One statement, unless one completed under its id or its attempt has ended; one more for a call that
+        goes on from another."""
+        whole = CALLS.row(call)
+        row = self._shortened(whole)
         counted = self.run(PUT_RUNNING, [(*row, *row[:2])]) if running else self.run(PUT_ANY, [row])
 
         def look() -> None:
             if counted():
                 return None
-            query = f"SELECT {CALLS.columns} FROM calls WHERE rollout_id = ? AND attempt = ? AND id = ?"
-            known = next(iter(self.rows(query, *row[:3])), None)
-            if known is None or CALLS.value(known).status != "completed":
+            known = self._known(row)
+            if known is None or not CALLS.has_completed(known):
                 return rules.check_running(call, self.find([row[0]]).get(row[0]))
-            if call.status != "completed" or known == row:
+            if call.status != "completed" or known == whole:
                 return None
             return self.put_call(under_own_id(call), running=running)()
 
         return look
+
+    def _shortened(self, whole: Row) -> Row:
+        """The row of a call as it is to be stored."""
+
+        def read(names: Sequence[str]) -> dict[str, Body]:
+            where = f"{OF_ATTEMPT} AND status = 'completed' AND id {{among}}"
+            query = f"SELECT id, request, prompt_ids, completion_ids FROM calls WHERE {where}"
+            return {name: Body(*parts) for name, *parts in self.rows(query, *whole[:2], list(names))}
+
+        return CALLS.shortened(whole, self._recent, read)
+
+    def _known(self, row: Row) -> Row | None:
+        """The row under the key of another, whole."""
+        select = f"SELECT {CALLS.columns} FROM calls WHERE {OF_ATTEMPT}"
+        found = next(iter(self.rows(f"{select} AND id = ?", *row[:3])), None)
+        if found is None or base_of(CALLS.body(found)) is None:
+            return found
+        bodies = {one[2]: CALLS.body(one) for one in self.rows(select, *row[:2])}
+        return CALLS.with_body(found, wholes(bodies, [row[2]]).get(row[2], CALLS.body(found)))
 
     def add_rewards(self, rewards: Sequence[Reward]) -> None:
         self.run(ADD_REWARD, map(REWARDS.row, rewards))
@@ -187,10 +210,10 @@ class SqlTransaction(ABC):
             " JOIN rollouts ON rollouts.id = item.rollout_id AND rollouts.attempts = item.attempt"
             " WHERE rollouts.id {among}"
         )
-        found: dict[str, list[T]] = {rollout_id: [] for rollout_id in rollout_ids}
+        found: dict[str, list[Row]] = {rollout_id: [] for rollout_id in rollout_ids}
         for row in sorted(self.rows(query, list(found)), key=itemgetter(-1)):
-            found[row[0]].append(table.value(row))
-        return found
+            found[row[0]].append(row)
+        return {rollout_id: table.values(rows) for rollout_id, rows in found.items()}
 
     # records ------------------------------------------------------------------------------
     def select(self, table: Table[T], **wanted: str) -> list[T]:

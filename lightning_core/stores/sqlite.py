@@ -33,7 +33,8 @@ from lightning_core.stores.workers import Direct, Driver, Job, Operation, StoreW
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
+"""Versions 8 and 9 are read: 8 has no places of rollouts, and before 10 each call was whole."""
 OWN = "CREATE INDEX rollouts_counted ON rollouts (run_id, step, split, status, reward)"
 """Counting a run's rollouts reads this alone, in a third of the time. PostgreSQL would read pages from it,
 too, and sort."""
@@ -341,9 +342,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         found = _found(connection)  # another process may have been first
         if found is None:
             _create(connection, path)
-        elif found[0] == 8:
-            _upgrade(connection)
-        if found is not None and found[0] in (8, SCHEMA_VERSION) and found[1] != clock_name():
+        elif found[0] in (8, 9):
+            _upgrade(connection, found[0])
+        if found is not None and found[0] in (8, 9, SCHEMA_VERSION) and found[1] != clock_name():
             # its leases were made before the machine was started
             connection.execute("UPDATE rollouts SET lease_until = 0 WHERE status = 'running'")
             connection.execute("UPDATE schema_version SET clock = ?", (clock_name(),))
@@ -405,11 +406,12 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, clock_name()))
 
 
-def _upgrade(connection: sqlite3.Connection) -> None:
-    for statement in legacy.ADDED:
-        connection.execute(_words(statement))
-    rows = legacy.filled(connection.execute(legacy.KEPT).fetchall())
-    connection.executemany("UPDATE rollouts SET place = ?, retry = ? WHERE id = ?", rows)
+def _upgrade(connection: sqlite3.Connection, found: int) -> None:
+    if found == 8:
+        for statement in legacy.ADDED:
+            connection.execute(_words(statement))
+        rows = legacy.filled(connection.execute(legacy.KEPT).fetchall())
+        connection.executemany("UPDATE rollouts SET place = ?, retry = ? WHERE id = ?", rows)
     connection.execute("UPDATE schema_version SET version = ?", (SCHEMA_VERSION,))
 
 

@@ -81,6 +81,14 @@ def test_the_gateway_is_measured_over_calls_that_were_all_recorded(tmp_path: Pat
     assert min(memory.mib) > 1
 
 
+def test_a_conversation_is_measured_on_a_store_that_tells_what_it_holds(tmp_path: Path) -> None:
+    record = run(tmp_path / "stores.json", SMALL, ["conversation"], ["memory", "sqlite"], None)
+    (talks,) = Record.read(tmp_path / "stores.json").conversation
+    assert set(talks) == {"sqlite"}
+    assert 0 < talks["sqlite"].mib < 2
+    assert "| SQLite | 1." in render(record)
+
+
 def test_what_is_measured_anew_replaces_only_its_own_part(tmp_path: Path) -> None:
     path = tmp_path / "stores.json"
     before = run(path, replace(SMALL, sizes=(64,)), ["sizes", "waiting"], ["memory"], None)

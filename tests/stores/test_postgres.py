@@ -412,7 +412,7 @@ async def test_a_newer_schema_is_refused(postgres_url: str) -> None:
         pass
     with connected(postgres_url) as other:
         other.execute("INSERT INTO migrations VALUES (99)")
-    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 6"):
+    with pytest.raises(StoreError, match=r"schema version 99.*this program reads 7"):
         async with PostgresStore(postgres_url):
             pass
 

@@ -220,7 +220,7 @@ async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) 
     await open_and_close(url)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
         other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreError, match=r"schema version 99, this program reads 9"):
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 10"):
         await open_and_close(url)
 
 
