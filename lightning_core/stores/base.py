@@ -162,7 +162,8 @@ class Store(Protocol):
         replaces the earlier. A span's id is that in its trace: (trace id, id)."""
 
     async def get_calls(self, rollout_ids: Iterable[str]) -> dict[str, list[Call]]:
-        """Calls of the *last* attempt of each rollout, by the time they started. Every id is a key."""
+        """Calls of the *last* attempt of each rollout, by the time they started. Every id is a key. A call
+        whose record is damaged is there as one that failed, and its error says so."""
 
     async def get_rewards(self, rollout_ids: Iterable[str]) -> dict[str, list[Reward]]:
         """Rewards of the last attempt of each rollout, in the order given. Every id is a key."""

@@ -29,7 +29,7 @@ _MARK: Final = b"\0"
 _MOST_CALLS, _MOST_ATTEMPTS = 16, 2048
 MOST_BYTES: Final = 64 * 2**20
 """Whole bodies that a writer keeps. A chain whose last body is not among them is read: 4 ms for 600 KB."""
-Attempt = tuple[str, int]
+AttemptKey = tuple[str, int]
 """A rollout's id and the number of its attempt."""
 
 
@@ -172,14 +172,14 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[Attempt, deque[_Known]] = OrderedDict()
-        self._bodies: OrderedDict[tuple[Attempt, str], tuple[Body, int]] = OrderedDict()
+        self._calls: OrderedDict[AttemptKey, deque[_Known]] = OrderedDict()
+        self._bodies: OrderedDict[tuple[AttemptKey, str], tuple[Body, int]] = OrderedDict()
         """Whole bodies and their checksums, the oldest first, so that few chains are read."""
         self._size = 0
 
     def stored(
         self,
-        attempt: Attempt,
+        attempt: AttemptKey,
         name: str,
         whole: Body,
         read: Callable[[Sequence[str]], Mapping[str, Body]],
@@ -202,7 +202,7 @@ class Recent:
             self._keep((attempt, name), whole, checksum)
         return delta or whole
 
-    def _find(self, attempt: Attempt, name: str, marks: bytes) -> _Known | None:
+    def _find(self, attempt: AttemptKey, name: str, marks: bytes) -> _Known | None:
         """The call whose request begins most like the one with these marks; of several the last."""
         known = self._calls.get(attempt, ())
         free = [one for one in known if len(one.family) < MOST_RELATED and name not in one.chain]
@@ -212,7 +212,7 @@ class Recent:
         return free[max(range(len(free)), key=lambda at: (alike[at], at))]
 
     def _read(
-        self, attempt: Attempt, chain: Sequence[str], read: Callable[[Sequence[str]], Mapping[str, Body]]
+        self, attempt: AttemptKey, chain: Sequence[str], read: Callable[[Sequence[str]], Mapping[str, Body]]
     ) -> Body | None:
         """The body of the last call of a chain; None if it is not stored so."""
         last = chain[-1]
@@ -223,20 +223,20 @@ class Recent:
             return body if checksum_of(read([last])[last]) == checksum else None
         return None
 
-    def _add(self, attempt: Attempt, call: _Known) -> None:
+    def _add(self, attempt: AttemptKey, call: _Known) -> None:
         self._calls.setdefault(attempt, deque(maxlen=_MOST_CALLS)).append(call)
         self._calls.move_to_end(attempt)
         if len(self._calls) > _MOST_ATTEMPTS:
             self._calls.popitem(last=False)
 
-    def _keep(self, place: tuple[Attempt, str], body: Body, checksum: int) -> None:
+    def _keep(self, place: tuple[AttemptKey, str], body: Body, checksum: int) -> None:
         self._drop(place)
         self._bodies[place] = body, checksum
         self._size += body.size
         while self._size > MOST_BYTES:
             self._drop(next(iter(self._bodies)))
 
-    def _drop(self, place: tuple[Attempt, str]) -> tuple[Body | None, int]:
+    def _drop(self, place: tuple[AttemptKey, str]) -> tuple[Body | None, int]:
         body, checksum = self._bodies.pop(place, (None, 0))
         self._size -= 0 if body is None else body.size
         return body, checksum

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -267,10 +268,7 @@ class RedisConnection:
         if running:
             name = call.rollout_id or ""
             rules.check_running(call, queue.lock(self, [name]).get(name, (None, None))[0])
-
-        def read(names: Sequence[str]) -> dict[str, Body]:
-            return self._bodies(place[0], names)
-
+        read = partial(self._bodies, place[0])
         self._add(place, CALLS.pack_row(CALLS.shortened(whole, self._recent, read)))
 
     def _bodies(self, key: str, names: Sequence[str]) -> dict[str, Body]:
