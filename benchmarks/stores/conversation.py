@@ -24,7 +24,7 @@ TOOL: JsonValue = {"type": "function", "function": {"name": "bash", "description
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """What the calls of a conversation took."""
+    """Space and CPU of the calls of a conversation."""
 
     mib: float
     first_ms: float

@@ -225,7 +225,7 @@ class _Calls(Table[Call]):
         return found
 
     def _lost(self, row: Row) -> Call:
-        """What is left of a call whose body is lost. Raises ValueError if nothing is."""
+        """A call whose body is lost, as one that failed. Raises ValueError if nothing is."""
         fields = dict(zip(self._fields, (row[0] or None, row[1] or None, *row[2:9]), strict=False))
         times = {"started_at": row[11], "ended_at": row[12]}
         return Call(**fields, **times, status="failed", error=_LOST, response_id=row[18], endpoint=row[19])
