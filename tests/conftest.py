@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -19,7 +20,7 @@ from hypothesis import settings
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds of each file. Three files at once ran on two cores."""
 SECONDS: dict[str, float] = json.loads(DURATIONS.read_text())
-LONG = 60.0
+LONG = 110.0
 """Seconds from which on a file is left out of `make test`."""
 SHARED = 15.0
 """Seconds from which on a file is shared out among landings."""
@@ -39,6 +40,17 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Some libraries switch off the loggers that are there, and programs all logging of their process."""
+    before = logging.root.manager.disable
+    yield
+    logging.disable(before)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("lightning_") and isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
