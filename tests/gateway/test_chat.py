@@ -254,6 +254,7 @@ async def test_every_served_parameter_reaches_the_engine(house: House) -> None:
         temperature=1.0,
         extra={"enable_thinking": False},
         trained=True,
+        whole=True,
     )
     assert (await house.one_call()).choices[0].finish_reason == "length"
 

@@ -92,6 +92,7 @@ async def test_every_served_parameter_reaches_the_engine() -> None:
         temperature=0.5,
         top_p=0.9,
         extra={"enable_thinking": False},
+        whole=True,
     )
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
