@@ -1,7 +1,7 @@
 """Which tests run, and in which order: by the seconds that their files took.
 
 `make test` leaves out the files that take long. A landing runs the short files and a part of the others
-(`--part 2/4`), and `--all` runs everything. `pytest --all --write-durations` notes the seconds anew.
+(`--part 2/4`), and `--all` runs everything. `pytest --all --write-durations` notes the seconds again.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class RedisConnection:
         self._add(place, CALLS.pack_row(CALLS.shortened(whole, self._recent, read)))
 
     def _bodies(self, key: str, names: Sequence[str]) -> dict[str, Body]:
-        """The bodies of completed calls of an attempt: nobody changes these, so they are not checked."""
+        """The bodies of completed calls of an attempt. No store changes these, so they are not checked."""
         (values,) = self.ask([("HMGET", self._key(key), *names)])
         given = {name: self._values.get((key, name)) or old for name, old in zip(names, values, strict=True)}
         rows = {name: CALLS.unpack_row(_content(value)) for name, value in given.items() if value}

@@ -33,7 +33,7 @@ ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content
     ],
     ids=["whole", "calls", "streamed", "stop text", "one call"],
 )
-async def test_tokens_come_together_where_nobody_waits_for_each(
+async def test_tokens_come_together_where_the_reply_is_read_whole(
     asked: dict[str, Any], interval: int | None
 ) -> None:
     async with StandIn() as server:
