@@ -1,4 +1,4 @@
-"""Shared parts of lenient reading: a stream's events, the messages of a chat, the parts of a message.
+"""Shared parts of lenient reading: a stream's events, the messages of a chat, the parts of a message, ids.
 
 The SDKs have code that merges streams for their own stream helpers; it reads their typed events, at a hundred
 times the cost, while what is wanted here is JSON. Whatever a server leaves out is absent here too.
@@ -24,6 +24,10 @@ Message = dict[str, Any]
 _BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 _END: Final[Json] = {}
 """Stands for `[DONE]`, with which OpenAI's streams end."""
+_ID_FIELDS: Final = frozenset({"tool_call_id", "tool_use_id", "call_id"})
+"""Fields that hold the id of a tool call, in any API."""
+_CALL_TYPES: Final = frozenset({"tool_use", "function_call", "custom_tool_call"})
+"""Types of items that are tool calls, whose own id is in `id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +154,22 @@ def response_part(call_id: Any, response: Any) -> Part:
 def as_text(value: Any) -> str:
     """A text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+
+
+def with_numbered_ids(request: Any) -> Any:
+    """A request in which ids of tool calls are numbered in the order they first appear."""
+    return _numbered(request, {})
+
+
+def _numbered(value: Any, numbers: dict[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_numbered(each, numbers) for each in value]
+    if not isinstance(value, dict):
+        return value
+    named = _ID_FIELDS | ({"id"} if "function" in value or value.get("type") in _CALL_TYPES else set())
+    return {
+        name: numbers.setdefault(each, f"id {len(numbers)}")
+        if name in named and isinstance(each, str)
+        else _numbered(each, numbers)
+        for name, each in value.items()
+    }

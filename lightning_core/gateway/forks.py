@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning_core.dialects.base import Request
+from lightning_core.dialects.lenient import with_numbered_ids
 from lightning_core.dialects.upstream import ChatRequest, Delta
 from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
@@ -31,10 +32,6 @@ LEFT_RECORD: Final = "left_record"
 """The code of a refusal where a request differs from the record."""
 _ATTEMPTS: Final = 4096
 """Attempts that are remembered."""
-_ID_FIELDS: Final = frozenset({"tool_call_id", "tool_use_id", "call_id"})
-"""Fields that hold the id of a tool call, in any API."""
-_CALL_TYPES: Final = frozenset({"tool_use", "function_call", "custom_tool_call"})
-"""Types of items that are tool calls, whose own id is in `id`."""
 _AROUND: Final = 24
 """Characters shown on each side of a difference."""
 
@@ -211,25 +208,6 @@ def _refused(message: str) -> ApiError:
 
 def _key(agent: str, dialect: str, request: Any) -> str:
     return _written([agent, dialect, with_numbered_ids(request)])
-
-
-def with_numbered_ids(request: Any) -> Any:
-    """A request in which ids of tool calls are numbered in the order they first appear."""
-    return _numbered(request, {})
-
-
-def _numbered(value: Any, numbers: dict[str, str]) -> Any:
-    if isinstance(value, list):
-        return [_numbered(each, numbers) for each in value]
-    if not isinstance(value, dict):
-        return value
-    named = _ID_FIELDS | ({"id"} if "function" in value or value.get("type") in _CALL_TYPES else set())
-    return {
-        name: numbers.setdefault(each, f"id {len(numbers)}")
-        if name in named and isinstance(each, str)
-        else _numbered(each, numbers)
-        for name, each in value.items()
-    }
 
 
 def _written(value: Any) -> str:

@@ -24,9 +24,10 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
+from lightning_core.dialects.lenient import with_numbered_ids
 from lightning_core.dialects.upstream import ChatRequest, Upstream
 from lightning_core.gateway.app import Gateway
-from lightning_core.gateway.forks import describe_difference, with_numbered_ids
+from lightning_core.gateway.forks import describe_difference
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins

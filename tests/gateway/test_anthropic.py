@@ -74,6 +74,7 @@ async def test_every_served_parameter_reaches_the_engine() -> None:
             extra={"enable_thinking": False},
             effort="none",
             parallel=False,
+            whole=True,
         )
         call = await house.one_call()
         message = reply.json()

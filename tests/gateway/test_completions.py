@@ -43,6 +43,7 @@ async def test_every_served_parameter_reaches_the_engine() -> None:
             stop=("\n",),
             seed=3,
             top_logprobs=1,
+            whole=True,
         )
         call = await house.one_call()
         assert call.prompt_ids == house.engine.encode("once upon a time")
