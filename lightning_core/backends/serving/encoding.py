@@ -52,7 +52,7 @@ class Encoder:
         """Characters of these pieces that `encode` would put through the tokenizer."""
         return sum(len(piece) for piece in pieces if piece not in self._known)
 
-    def encode(self, pieces: list[str]) -> list[int]:
+    def encode(self, pieces: list[str]) -> array[int]:
         """The ids of the text in these pieces, without any that the tokenizer has every text begin with."""
         found = self._recall(pieces)
         new = [piece for piece in dict.fromkeys(pieces) if piece not in found]
@@ -62,14 +62,14 @@ class Encoder:
             fresh = {piece: array("I", each.ids) for piece, each in zip(new, encoded, strict=True)}
             found.update(fresh)
             self._remember(fresh)
-        ids: list[int] = []
+        ids = array("I")
         for piece in pieces:
             ids += found[piece]
         return ids
 
-    def encode_raw(self, text: str) -> list[int]:
+    def encode_raw(self, text: str) -> array[int]:
         """The ids of a text, which begins as the tokenizer has every text begin."""
-        ids: list[int] = self._tokenizer.encode_batch_fast([text])[0].ids
+        ids = array("I", self._tokenizer.encode_batch_fast([text])[0].ids)
         with self._lock:
             self.encoded += len(text)
         return ids

@@ -11,11 +11,13 @@ import inspect
 import json
 import logging
 import re
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import orjson
 from jinja2 import Environment, TemplateError, nodes
 from jinja2.defaults import DEFAULT_NAMESPACE
@@ -313,19 +315,26 @@ class Prompts:
     def _given(self, prompt: list[int], context: int) -> list[int]:
         if len(prompt) > context:
             raise self._too_long(len(prompt), context)
-        return self._checked(lambda: list(prompt))
+        if prompt and (min(prompt) < 0 or max(prompt) >= self._vocabulary):
+            raise self._unknown(next(i for i in prompt if not 0 <= i < self._vocabulary))
+        return self._some(list(prompt))
 
-    def _checked(self, encode: Callable[[], list[int]]) -> list[int]:
+    def _checked(self, encode: Callable[[], array[int]]) -> list[int]:
         """Ids that the model can read, whatever its tokenizer makes of a text."""
         ids = encode()
+        if ids and (last := int(np.frombuffer(ids, np.uintc).max())) >= self._vocabulary:
+            raise self._unknown(last)
+        return self._some(ids.tolist())
+
+    def _some(self, ids: list[int]) -> list[int]:
         if not ids:
             raise UnsupportedError("the prompt has no tokens; send one that has some")
-        if min(ids) < 0 or max(ids) >= self._vocabulary:
-            unknown = next(i for i in ids if not 0 <= i < self._vocabulary)
-            raise UnsupportedError(
-                f"the prompt holds the token id {unknown}; the model's go from 0 to {self._vocabulary - 1}"
-            )
         return ids
+
+    def _unknown(self, token_id: int) -> UnsupportedError:
+        return UnsupportedError(
+            f"the prompt holds the token id {token_id}; the model's go from 0 to {self._vocabulary - 1}"
+        )
 
     def _too_long(self, least: int, context: int) -> ContextLengthError:
         return ContextLengthError(least, context, make_room(context, self._longest), least=True)
