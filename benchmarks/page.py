@@ -1,4 +1,4 @@
-"""Where results go, all in benchmarks/results: a page, its plots, and the records that both are made of."""
+"""Where measurements go: a page, its plots, and the records that both are made of."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Protocol
 
 RECORDS = Path("benchmarks/results")
 PAGE = RECORDS / "README.md"
-NEXT_SECTION = "\n## Benchmarks\n"
-"""Sections of results stand before this heading."""
 
 
 class Section(Protocol):
@@ -26,14 +24,13 @@ class Section(Protocol):
 
 
 def insert(page: str, section: Section, text: str) -> str:
-    """The page with the text between the section's marks; with a section for it, if it had none."""
+    """The page with the text between the section's marks; a page without the section gets it at its end."""
     begin, end = f"<!-- {section.name} table -->", f"<!-- end of {section.name} table -->"
     if begin not in page:
         plot = f"![training reward of every run](results-{section.name}.png)"
         command = f"    {section.command}"
         written = "\n\n".join((f"## {section.title}", command, f"{begin}\n{end}", f"{plot}\n"))
-        before, heading, after = page.partition(NEXT_SECTION)
-        page = f"{before}\n{written}{heading}{after}"
+        page = f"{page}\n{written}"
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n{text}\n{end}{after}"

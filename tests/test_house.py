@@ -11,7 +11,7 @@ import pytest
 from benchmarks.house import circles, read_imports
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("lightning_core", "plugins", "benchmarks", "examples", "recipes", "tests")
+FOLDERS = ("lightning_core", "plugins", "benchmarks", "research", "examples", "recipes", "tests")
 FRAGMENT = re.compile(r"\s*(Of|By|Those|What|That)\b")
 
 
@@ -46,7 +46,7 @@ def test_no_two_public_classes_of_the_package_share_a_name() -> None:
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
-@pytest.mark.parametrize("folder", ["lightning_core", "benchmarks"])
+@pytest.mark.parametrize("folder", ["lightning_core", "benchmarks", "research"])
 def test_no_modules_import_one_another_in_a_circle(folder: str) -> None:
     """Imports for types count too."""
     sources = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}

@@ -5,5 +5,5 @@
 The policy that ships can't read instructions, so no instruction can make it better. This one starts from the
 shipped weights, with its vocabulary. It is shown the writer's prompt with up to four sentences about
 conventions (`sentences`), and queries that follow them (`corpus`). It is the policy of the benchmark of
-searches for prompts, `python -m benchmarks.prompts`, which makes it when it is missing.
+searches for prompts, `python -m research.prompts`, which makes it when it is missing.
 """

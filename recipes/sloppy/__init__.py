@@ -5,5 +5,5 @@
 The policy that ships hardly ever writes a query that the database refuses, so nothing about refused queries
 can be learnt from it. This one starts from the shipped weights, with its vocabulary, and is shown calls of
 the same app in which a share of the first queries is refused (`corpus`, `slips`). It is the start of the
-study of automatic intermediate rewards, `python -m benchmarks.study air`, which makes it when it is missing.
+study of automatic intermediate rewards, `python -m research.study air`, which makes it when it is missing.
 """

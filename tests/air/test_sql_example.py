@@ -15,12 +15,12 @@ from opentelemetry.instrumentation.sqlite3 import SQLite3Instrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from pydantic import SecretStr
 
-from benchmarks.invalid_queries import Queries, invalid_queries
 from examples.sql.app import build_graph
 from examples.sql.reward import execution_match
 from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.otel import LightningSpanProcessor
+from research.invalid_queries import Queries, invalid_queries
 from tests.air.playing import play
 from tests.gateway.scripted import Line
 

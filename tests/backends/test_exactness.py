@@ -15,7 +15,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 import lightning_core as lightning
-from benchmarks.families import CONTEXT, random_network, small_config
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.exactness import Exactness
@@ -27,6 +26,7 @@ from lightning_core.backends.settings import TrainingSettings
 from lightning_core.backends.weights.model import Model
 from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.errors import ConfigError, ModelError
+from research.families import CONTEXT, random_network, small_config
 from tests.backends.serving import ask, serving
 
 

@@ -8,18 +8,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.families import (
-    CONTEXT,
-    DOCS,
-    STATUSES,
-    family_names,
-    insert,
-    judge,
-    random_network,
-    read_record,
-    small_config,
-    verdict,
-)
 from lightning_core.backends.local import exactness
 from lightning_core.backends.local.attention import survey
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
@@ -35,6 +23,18 @@ from lightning_core.backends.weights.sources import load_tokenizer, tiny_folder
 from lightning_core.errors import ModelError
 from lightning_core.experience.trajectories import make_packs
 from lightning_core.records.types import Trajectory, Transition
+from research.families import (
+    CONTEXT,
+    DOCS,
+    STATUSES,
+    family_names,
+    insert,
+    judge,
+    random_network,
+    read_record,
+    small_config,
+    verdict,
+)
 from tests.backends.test_update import Reinforce
 
 FORMS = {

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import lightning_core as lightning
-from benchmarks.examples import EXAMPLES
-from benchmarks.outcomes import Published
-from benchmarks.page import PAGE, RECORDS
-from benchmarks.study import folder_of, publish, read
 from examples.plain import train
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.launch import Launch, launching
+from research.examples import EXAMPLES
+from research.outcomes import Published
+from research.page import PAGE, RECORDS
+from research.study import folder_of, publish, read
 from tests.gateway.scripted import until
 
 ROOT = Path(__file__).parents[2]
@@ -96,8 +96,8 @@ def test_the_script_trains_both_roles(finished: Path) -> None:
 
 
 def test_its_results_are_published(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "benchmarks/results").mkdir(parents=True)
-    (tmp_path / PAGE).write_text("# Results\n\n## Benchmarks\n\nThe end.\n")
+    (tmp_path / "research/results").mkdir(parents=True)
+    (tmp_path / PAGE).write_text("# Results\n")
     monkeypatch.chdir(tmp_path)
     study = EXAMPLES["plain"]
     folder = folder_of(study, study.variants[0], 0)
@@ -112,8 +112,8 @@ def test_its_results_are_published(finished: Path, tmp_path: Path, monkeypatch: 
     assert set(run.extra) == {"before", "after"}
     assert f"| seed0 | {summary['before']['sampled']:.3f} | {summary['after']['sampled']:.3f} |" in page
     plot = "![training reward of every run](results-plain.png)"
-    assert page.endswith(f"<!-- end of plain table -->\n\n{plot}\n\n## Benchmarks\n\nThe end.\n")
-    assert (tmp_path / "benchmarks/results/results-plain.png").read_bytes().startswith(b"\x89PNG")
+    assert page.endswith(f"<!-- end of plain table -->\n\n{plot}\n")
+    assert (tmp_path / "research/results/results-plain.png").read_bytes().startswith(b"\x89PNG")
 
 
 async def recorded(folder: Path) -> tuple[dict[tuple[str, str], str], dict[str, str]]:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.studies import STUDIES
 from examples.sql.databases import Column, Database, Table, create_tables
 from examples.sql.names import Name
 from recipes.sloppy import slips
@@ -23,6 +22,7 @@ from recipes.sloppy.__main__ import main
 from recipes.sloppy.corpus import demonstrate
 from recipes.sloppy.slips import REFUSED, RUNS, Slip, is_refused, slip
 from recipes.tiny.corpus import Demonstration
+from research.studies import STUDIES
 
 SPEED, DEPTH, WAGE = Name("speed", "old"), Name("depth", ""), Name("wage", "")
 BOATS = Table(

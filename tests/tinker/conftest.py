@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tinker.server import Server, free_port
+from research.tinker.server import Server, free_port
 
 
 @pytest.fixture(scope="session")

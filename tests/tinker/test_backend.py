@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import lightning_core as lightning
-from benchmarks.tinker.server import Server
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
@@ -30,6 +29,7 @@ from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.dialects.upstream import Constraint
 from lightning_core.errors import ConfigError, ModelError, TrainingError, UnsupportedError
 from lightning_core.records.types import Trajectory, Transition
+from research.tinker.server import Server
 from tests.backends.serving import Reply, ask_all, user
 from tests.tinker.conftest import serving_by
 

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("tinker", reason="Tinker's client lives in an environment of its own: make test-tinker")
 pytest.importorskip("skyrl", reason="its server lives in an environment of its own: make test-tinker")
 
-from benchmarks.tinker.server import Server
 from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 from lightning_core.backends.tinker.service import ServiceSampler
 from lightning_core.errors import GatewayError
+from research.tinker.server import Server
 from tests.backends.serving import ask_all, user
 from tests.tinker.conftest import serving_by
 

@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("tinker", reason="Tinker's client lives in an environment of its own: make test-tinker")
 pytest.importorskip("skyrl", reason="its server lives in an environment of its own: make test-tinker")
 
-from benchmarks.tinker.server import Server
 from lightning_core.records.types import Call, Metrics, Run
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.summary import Summary
+from research.tinker.server import Server
 from tests.tinker.job import GROUP_SIZE, TASKS_PER_STEP, main
 
 pytestmark = [

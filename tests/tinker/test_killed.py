@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("tinker", reason="Tinker's client lives in an environment of its own: make test-tinker")
 pytest.importorskip("skyrl", reason="its server lives in an environment of its own: make test-tinker")
 
-from benchmarks.tinker.server import Server
 from lightning_core.records.types import Status
 from lightning_core.stores.sqlite import SqliteStore
+from research.tinker.server import Server
 from tests.jobs import begun
 from tests.tinker.job import GROUP_SIZE, TASKS_PER_STEP
 

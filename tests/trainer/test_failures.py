@@ -14,7 +14,6 @@ import pytest
 import requests
 import torch
 
-from benchmarks.credit.training import loss_of
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.credit.base import assign
 from lightning_core.credit.whole import uniform
@@ -25,6 +24,7 @@ from lightning_core.runner.runner import Runner
 from lightning_core.stores.sqlite import MemoryStore
 from lightning_core.tracing.scope import Scope, current_scope, report
 from lightning_core.trainer.batch import failure_numbers, read_batch
+from research.credit.training import loss_of
 
 ASKED = httpx.Request("POST", "http://model/v1/chat/completions")
 

@@ -97,7 +97,7 @@ def imported(tree: ast.AST) -> dict[str, str]:
 def sources() -> Iterator[tuple[Path, ast.Module]]:
     """All Python files of the repository that are its own."""
     root = PACKAGE.parent
-    for top in ("lightning_core", "tests", "benchmarks", "examples", "recipes", "plugins"):
+    for top in ("lightning_core", "tests", "benchmarks", "research", "examples", "recipes", "plugins"):
         for path in sorted((root / top).rglob("*.py")):
             yield path, ast.parse(path.read_text())
 
