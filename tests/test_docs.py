@@ -131,6 +131,23 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_heading(page: Path) -> No
     assert bad_tables(page.read_text()) == []
 
 
+COMMAND = re.compile(r"python -m ((?:benchmarks|research|recipes|tests)[\w.]*\w)")
+SAYING = sorted(path for path in FILES if path.suffix in {".md", ".py"} or path.name == "Makefile")
+
+
+def test_every_module_that_a_command_names_is_there() -> None:
+    """In pages, docstrings and the Makefile alike."""
+    named = {name: path for path in SAYING if path.exists() for name in COMMAND.findall(path.read_text())}
+    assert len(named) > 30
+    places = {name: ROOT / name.replace(".", "/") for name in named}
+    missing = [
+        f"{named[name]}: {name}"
+        for name, place in places.items()
+        if not place.with_suffix(".py").is_file() and not (place / "__main__.py").is_file()
+    ]
+    assert missing == []
+
+
 FIRST = ("README.md", "docs/first-hour.md", "docs/credit.md", "docs/metrics.md")
 """Pages that a first user reads from beginning to end."""
 
