@@ -17,6 +17,7 @@ import pytest
 from lightning_core.records.types import Status
 from lightning_core.stores.sqlite import SqliteStore
 from tests.api.conftest import RUN, good, rollout
+from tests.build import agentlightning
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "lightning_core.cli"]
@@ -86,13 +87,8 @@ async def test_a_token_made_by_the_command_opens_what_the_command_serves(tmp_pat
 def test_what_can_not_be_done_is_one_message_that_says_why(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lightning_core.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["agentlightning", *arguments])
     monkeypatch.delenv("LIGHTNING_API_SECRET", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
+    assert agentlightning(*arguments) == 1
     assert words in capsys.readouterr().err.replace("\n", " ")
 
 

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
-import pytest
-
-from lightning_core.cli import main
 from lightning_core.dialects import transcript
 from lightning_core.stores.sqlite import SqliteStore
 
 SCRIPT = Path(__file__).parent / "small_job.py"
 DIFFERING = Path(__file__).parents[1] / "console" / "job.py"
 """The same, with rewards that differ in every group."""
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """The command in this process and in an empty folder; returns its status and what it printed."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
-
-    return call
 
 
 def test_try_shows_calls_and_rewards_and_keeps_nothing(call, tmp_path):

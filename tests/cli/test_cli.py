@@ -17,8 +17,8 @@ import openai
 import pytest
 
 import lightning_core
-from lightning_core.cli import main
 from lightning_core.cli.training import read_launch
+from tests.build import agentlightning
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "small_job.py"
@@ -42,18 +42,15 @@ def call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The command in this process, run in an empty folder unless `cwd` says another."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "160")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1,localhost")
 
     def call(*arguments: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        status = agentlightning(*arguments)
         said = capsys.readouterr()
-        return subprocess.CompletedProcess(sys.argv, int(ended.value.code or 0), said.out, said.err)
+        return subprocess.CompletedProcess(arguments, status, said.out, said.err)
 
     return call
 

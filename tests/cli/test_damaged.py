@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,11 +12,12 @@ import pytest
 
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.weights.sources import tiny_folder
-from lightning_core.cli import main, serving
+from lightning_core.cli import serving
 from lightning_core.console.server import Console
 from lightning_core.console.shelf import Shelf
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
+from tests.build import agentlightning
 from tests.stores.redis_server import free_port
 from tests.trainer.versioned import fit
 
@@ -62,11 +62,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def call(*arguments: object) -> tuple[int, str]:
         listen = ("--port", port) if arguments[0] == "serve" else ()
-        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, (*arguments, *listen))])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        status = agentlightning(*arguments, *listen)
         said = capsys.readouterr()
-        return int(ended.value.code or 0), " ".join((said.out + said.err).split())
+        return status, " ".join((said.out + said.err).split())
 
     return call
 

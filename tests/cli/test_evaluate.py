@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -14,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from lightning_core.cli import main
 from lightning_core.cli.evaluating import PolicyScore, summarise
 from lightning_core.gateway.server import ServerThread
 from lightning_core.insight.verdict import level_interval, mean_interval
 from lightning_core.records.types import Task
+from tests.build import agentlightning
 
 JOB = """
 import os
@@ -53,12 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     (place / "job.py").write_text(JOB)
     arguments = ["train", str(place / "job.py"), "--folder", str(place / "a"), "--set", "progress=false"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path])
-        patch.setattr(sys, "argv", ["agentlightning", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert not ended.value.code
+    assert agentlightning(*arguments) == 0
     return place
 
 
@@ -69,12 +63,9 @@ def evaluate(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def evaluate(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.setattr(sys, "argv", ["agentlightning", "evaluate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        status = agentlightning("evaluate", *arguments)
         said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
+        return status, said.out + said.err
 
     return evaluate
 

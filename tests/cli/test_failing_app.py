@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 
 import pytest
 
-from lightning_core.cli import main
+from tests.build import agentlightning
 
 APP = """\
 import itertools
@@ -53,13 +52,10 @@ def command() -> Callable[..., tuple[int, str, str]]:
 
     def command(*arguments: object, capture: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "path", [*sys.path])
-            patch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
             patch.setenv("COLUMNS", "120")
-            with pytest.raises(SystemExit) as ended:
-                main()
+            status = agentlightning(*arguments)
         said = capture.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        return status, said.out, said.err
 
     return command
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,28 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_core.cli import main
 from lightning_core.records.types import TRIED, Call, Rollout
 from lightning_core.stores.sqlite import SqliteStore
 
 SCRIPT = Path(__file__).parent / "forking_job.py"
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """The command in this process and in an empty folder; returns its status and what it printed."""
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
-
-    return call
 
 
 @pytest.fixture

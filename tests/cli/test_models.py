@@ -7,7 +7,6 @@ import os
 import pwd
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from lightning_core.backends.weights.sources import tiny_folder
-from lightning_core.cli import main
 from lightning_core.cli.rollouts import open_run
 from lightning_core.cli.serving import print_token
 from lightning_core.console.shelf import Shelf
@@ -27,6 +25,7 @@ from lightning_core.stores.base import get_run
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.stores.versions import put_prompt
 from lightning_core.trainer.roles.gateway import serving_run
+from tests.build import agentlightning
 
 Command = Callable[..., str]
 MOVED = "model.layers.0.mlp.up_proj.weight"
@@ -74,11 +73,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def call(*arguments: object, fails: bool = False) -> str:
         monkeypatch.setenv("COLUMNS", "140")
-        monkeypatch.setattr(sys, "argv", ["agentlightning", "models", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        status = agentlightning("models", *arguments)
         said = capsys.readouterr()
-        assert bool(ended.value.code) == fails, said.err
+        assert bool(status) == fails, said.err
         return " ".join((said.err if fails else said.out).split())
 
     return call
@@ -97,9 +94,7 @@ def test_the_list_fits_80_columns(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["agentlightning", "models", "list", str(run)])
-    with pytest.raises(SystemExit):
-        main()
+    agentlightning("models", "list", run)
     shown = capsys.readouterr().out.splitlines()
     names = ["version", "step", "reward", "greedy", "size", "age"]
     assert names in [re.findall(r"\w+", line) for line in shown]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_core.cli import main
 from lightning_core.cli.rollouts import choose
 from lightning_core.records.types import Call, Choice, Reward, Rollout, Run, Span, Split, Task, ToolEvent
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
+from tests.build import agentlightning
 from tests.trackers.test_otlp import Received, receiving
 
 Command = Callable[..., str]
@@ -110,11 +109,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     monkeypatch.setenv("COLUMNS", "160")
 
     def command(*arguments: object, fails: bool = False) -> str:
-        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        status = agentlightning(*arguments)
         said = capsys.readouterr()
-        assert bool(ended.value.code) is fails, said.err
+        assert bool(status) is fails, said.err
         return said.err if fails else said.out + said.err
 
     return command

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from lightning_core.cli import main
+from tests.build import agentlightning
 
 ROOT = Path(__file__).parents[2]
 FIT = """\
@@ -34,7 +34,6 @@ def refused(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., str]:
     """Returns the message of `train` about a script, with these options, when it ends with exit code 1."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.chdir(tmp_path)
 
@@ -42,10 +41,7 @@ def refused(
 
     def refused(text: str, *options: object) -> str:
         (tmp_path / "job.py").write_text(text)
-        monkeypatch.setattr(sys, "argv", ["agentlightning", "train", "job.py", *map(str, options)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 1
+        assert agentlightning("train", "job.py", *options) == 1
         return capfd.readouterr().err
 
     return refused

@@ -5,33 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import sys
 from pathlib import Path
 
-import pytest
-
 from lightning_core.backends.local import LocalBackend
-from lightning_core.cli import main
 from lightning_core.cli.space import disk_bytes
 from lightning_core.records.types import Run
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from tests.trainer.versioned import fit
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """The command in this process; returns its status and what it printed."""
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
-
-    return call
 
 
 def test_a_file_with_two_names_counts_once(tmp_path):

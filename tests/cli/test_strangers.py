@@ -6,14 +6,12 @@ import asyncio
 import json
 import socket
 import sqlite3
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from lightning_core.cli import main
 from lightning_core.errors import ConfigError
 from lightning_core.records.types import Metrics, Rollout, Run, Task
 from lightning_core.stores.credentials import from_folder
@@ -22,6 +20,7 @@ from lightning_core.stores.postgres_connection import place_of
 from lightning_core.stores.redis_connection import read_url
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
+from tests.build import agentlightning
 
 SECRET = "only-for-the-store-that-i-named"
 VARIABLES = ("LIGHTNING_API_TOKEN", "REDISCLI_AUTH", "PGPASSWORD")
@@ -76,9 +75,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     def call(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["agentlightning", *map(str, arguments)])
-        with pytest.raises(SystemExit):
-            main()
+        agentlightning(*arguments)
         said = capsys.readouterr()
         return said.out + said.err
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from lightning_core.cli import main
 from lightning_core.records.types import (
     Alert,
     Call,
@@ -32,6 +31,7 @@ from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.texts.terminal import Terminal, shown
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder
+from tests.build import agentlightning
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b31m\u202etxt[bold]→"
 """Title, clear, clipboard, a C1 sequence, a change of direction; then markup and an arrow."""
@@ -109,12 +109,10 @@ def command(monkeypatch: pytest.MonkeyPatch, run: Path) -> Callable[..., str]:
 
     def call(verb: tuple[str, ...], encoding: str = "utf-8") -> str:
         words = [word.format(run=run, runs=run.parent) for word in verb]
-        monkeypatch.setattr(sys, "argv", ["agentlightning", *words])
         written = io.BytesIO()
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(sys, name, io.TextIOWrapper(written, encoding, write_through=True))
-        with pytest.raises(SystemExit):
-            main()
+        agentlightning(*words)
         return written.getvalue().decode(encoding)
 
     return call
@@ -167,12 +165,9 @@ def test_the_trainer_s_display_shows_control_characters_and_keeps_its_own() -> N
 def test_an_exception_of_a_script_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"raise ValueError({EVIL!r})\n")
-    monkeypatch.setattr(sys, "argv", ["agentlightning", "train", str(script)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
-    with pytest.raises(SystemExit):
-        main()
+    agentlightning("train", script)
     assert SENT.search(written.getvalue()) is None
     assert "ValueError: \u241b]0;title" in written.getvalue()
 

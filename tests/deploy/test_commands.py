@@ -23,12 +23,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from lightning_core.cli import main
 from lightning_core.cli.training import call_once, read_launch, start_again
 from lightning_core.deploy.deployment import RUNS, Deployment, read_deployment
 from lightning_core.deploy.documents import make_values
 from lightning_core.deploy.engines import ENGINES, dump, first_reward, write_files
 from lightning_core.trainer.trainer import Trainer
+from tests.build import agentlightning
 from tests.deploy.cases import ROOT, in_folder
 from tests.deploy.test_helm import ALL_ON, Helm, helm, pods, template
 from tests.stores.postgres_server import PostgresServer, serving
@@ -249,10 +249,8 @@ def test_the_start_line_is_the_command_itself_for_a_shell(
     given = ["deploy", "docker", "my train.py", *options, "--out", "$(my) files"]
     own = ["--", "--data", "all boats"]
     monkeypatch.setenv("COLUMNS", "500")
-    monkeypatch.setattr(sys, "argv", ["agentlightning", *given, *own])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with in_folder(tmp_path), pytest.raises(SystemExit):
-        main()
+    with in_folder(tmp_path):
+        agentlightning(*given, *own)
     said = capsys.readouterr()
     (line,) = [line for line in (said.out + said.err).splitlines() if line.startswith("start it: ")]
     assert shlex.split(line.removeprefix("start it: ")) == ["agentlightning", *given, "--up", *own]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 import lightning_core as lightning
-from lightning_core.cli import main
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
@@ -25,6 +23,7 @@ from lightning_core.stores.heartbeat import Heartbeat, make_member
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.roles.runner import tokens_of, work
+from tests.build import agentlightning
 from tests.gateway.scripted import ScriptedEngine
 
 
@@ -216,10 +215,6 @@ def test_a_script_that_never_fits_is_no_worker(
 ) -> None:
     script = tmp_path / "idle.py"
     script.write_text("")
-    monkeypatch.setattr(sys, "argv", ["agentlightning", "worker", str(script), "--store", "sqlite:///x.db"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
+    assert agentlightning("worker", script, "--store", "sqlite:///x.db") == 1
     said = "".join(capsys.readouterr().err.split())  # wrapped where the terminal ends
     assert "idle.py'endedandnevercalled" in said

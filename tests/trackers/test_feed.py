@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 import lightning_core as lightning
-from lightning_core.cli import main
 from lightning_core.errors import ConfigError, UnsupportedError
 from lightning_core.plugins import load_plugins
 from lightning_core.records.types import Alert, Run
@@ -19,6 +17,7 @@ from lightning_core.trackers import base
 from lightning_core.trackers.base import Beginning, Feed
 from lightning_core.trackers.tensorboard import TensorBoard
 from lightning_core.trainer.observers import Trackers
+from tests.build import agentlightning
 from tests.trainer.watching import fit, grpo
 
 RUN = Run(id="r")
@@ -135,8 +134,5 @@ def test_the_command_takes_several_trackers_by_name(tmp_path, monkeypatch, capsy
     arguments = ["--set", 'trackers=["tensorboard","no"]']
     script = Path(__file__).parents[1] / "cli" / "small_job.py"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["agentlightning", "train", str(script), *arguments])
-    monkeypatch.setattr("sys.path", [*sys.path])
-    with pytest.raises(SystemExit):
-        main()
+    agentlightning("train", script, *arguments)
     assert "no tracker is called 'no'" in capsys.readouterr().err
