@@ -1,8 +1,9 @@
 """Versions of what an algorithm improves, weights and prompts alike: put, found, chosen.
- A version is never changed into another: whoever improves one puts the next, with the one it was made from
+
+A version is never changed into another: whoever improves one puts the next, with the one it was made from
 as its parent. Which of them is served is a separate choice. The version chosen last is the current one,
-so going back means choosing an old one again. What persons have chosen is kept as a list beside the
-versions, under the name `NAME/choices`: who, when, and what was current before.
+so going back means choosing an old one again. What else a run keeps in the table of versions has names of
+its own, all in `Document`, and no prompt may have one of these.
 
 One writer at a time for each name of a run: the store replaces what is put under a number that is taken.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Final
 
 from lightning_core.errors import NotFoundError, StoreError
@@ -21,13 +23,31 @@ POLICY: Final = "policy"
 """The name of the weights under training."""
 TRAINER: Final = "trainer"
 """The author of what training made."""
-CHOICES: Final = "/choices"
-"""With what the name ends under which the choices among versions are kept."""
+
+
+class Document(StrEnum):
+    """Lists that lie in the table of versions and hold none: how the name of each is made."""
+
+    CHOICES = "{}/choices"
+    """Choices of persons among the versions of a name: who, when, and what was current before."""
+    SEARCH = "searches/{}"
+    """The summary of the search that was a step, as JSON."""
+    REFLECTIONS = "reflections/{}"
+    """Questions to the reflecting model in that step, and its answers, as JSON."""
+
+    def of(self, what: str | int) -> str:
+        """The name of the one of a prompt or a step."""
+        return self.value.format(what)
+
+    def has(self, name: str) -> bool:
+        """Whether the name is of this kind."""
+        before, after = self.value.split("{}")
+        return name.startswith(before) and name.endswith(after)
 
 
 def is_taken(name: str) -> bool:
     """Whether a prompt can't have this name."""
-    return name == POLICY or name.endswith(CHOICES) or not name
+    return name in (POLICY, "") or any(each.has(name) for each in Document)
 
 
 def read_number(text: str) -> int | None:
@@ -68,6 +88,8 @@ async def put_prompt(
     """Add the next version of a prompt template; with `chosen` it is the current one from now on."""
     if name == POLICY:
         raise StoreError(f"{POLICY!r} is the name of the weights; give the prompt another")
+    if is_taken(name):
+        raise StoreError(f"no prompt can be called {name!r}, where the run keeps other things; rename it")
     versions = await store.list_resources(run_id, name)
     now = time.time()
     made = ResourceVersion(
@@ -103,11 +125,11 @@ async def choose(
     """A person makes a version the current one. Raises NotFoundError if it is not there, or not any more."""
     versions = await store.list_resources(run_id, name)
     chosen, before = get_version(versions, version), find_current(versions)
-    known = await store.list_resources(run_id, _choices(name))
+    known = await store.list_resources(run_id, Document.CHOICES.of(name))
     await store.put_resource(  # first: a choice that took effect has a name to it
         ResourceVersion(
             run_id=run_id,
-            name=_choices(name),
+            name=Document.CHOICES.of(name),
             version=len(known),
             kind="prompt",
             uri=str(version),
@@ -130,11 +152,7 @@ async def make_current(
 async def list_choices(store: Store, run_id: str, name: str = POLICY) -> list[ResourceVersion]:
     """Returns the choices of persons, oldest first: `uri` is the version's number, `parent` the one it took
     the place of, `author` the person and `created_at` the time."""
-    return await store.list_resources(run_id, _choices(name))
-
-
-def _choices(name: str) -> str:
-    return name + CHOICES
+    return await store.list_resources(run_id, Document.CHOICES.of(name))
 
 
 def _after(versions: Iterable[ResourceVersion], now: float) -> float:

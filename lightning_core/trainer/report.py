@@ -23,6 +23,7 @@ from lightning_core.insight.rewards import Change, agent_changes, change, reward
 from lightning_core.insight.verdict import Evidence, missing_agents, say, verdict
 from lightning_core.records.types import Call, Metrics, Rollout, RolloutCount, Run, Status, Task
 from lightning_core.stores.base import Store
+from lightning_core.stores.versions import Document
 from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.trainer.plan import EVALUATIONS
 from lightning_core.trainer.settings import Settings
@@ -38,8 +39,6 @@ from lightning_core.trainer.summary import (
 
 NAMED_VERSIONS = ("python", "agent-lightning-core", "torch", "transformers", "vllm", "verl")
 """Packages whose versions a person is told first."""
-SEARCHES = "searches/"
-"""How the name begins under which the summary of a step's search is kept."""
 FLAT = 1e-6
 """Difference of rewards, as a part of them, that is rounding."""
 TICKS = 4
@@ -198,7 +197,7 @@ def find_phases(run: Run | None) -> list[PhaseSummary]:
 
 async def find_searches(store: Store, run_id: str, steps: Iterable[int]) -> list[SearchSummary]:
     """Returns the results of the given steps that were searches."""
-    found = [each for step in steps for each in await store.list_resources(run_id, f"{SEARCHES}{step}")]
+    found = [each for step in steps for each in await store.list_resources(run_id, Document.SEARCH.of(step))]
     return [SearchSummary.model_validate_json(str(each.uri)) for each in found]
 
 
@@ -350,20 +349,11 @@ def _line(call: Call) -> str:
     return f"  {call.agent:>16}  {escape(str(said).strip())}"
 
 
-async def write_report(
-    store: Store,
-    folder: RunFolder,
-    settings: Settings,
-    model: str,
-    exported: int | None,
-    spent: Mapping[str, float],
-) -> Summary:
-    """Write `summary.json` and, where matplotlib is installed, `curve.png`; returns the summary."""
-    summary = await summarise(store, folder, settings, model, exported, spent)
+async def write_report(store: Store, folder: RunFolder, summary: Summary) -> None:
+    """Write `summary.json` and, where matplotlib is installed, `curve.png`."""
     metrics = await store.list_metrics(folder.run_id)
     folder.write_json("summary.json", summary.model_dump(mode="json"))
     if find_spec("matplotlib") is not None:
         picture = BytesIO()
         plot_curve(metrics, summary, picture)
         write_atomically(folder.path / "curve.png", picture.getvalue())
-    return summary

@@ -29,20 +29,17 @@ from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import CHARACTERS
 from lightning_core.prompts import ALL, LEFT_OUT, Prompt
 from lightning_core.records.types import ResourceVersion, Rollout, Task
-from lightning_core.stores.versions import find_current, make_current, put_prompt
+from lightning_core.stores.versions import Document, find_current, make_current, put_prompt
 from lightning_core.texts.json_text import whole
 from lightning_core.trainer.batch import count_failures
 from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.discovery import PLAYED, played
 from lightning_core.trainer.judging import JudgeEndpoint, JudgeError, address_of
-from lightning_core.trainer.report import SEARCHES
 from lightning_core.trainer.session import Session
 from lightning_core.trainer.summary import SearchSummary
 
 log = logging.getLogger(__name__)
 
-REFLECTIONS: Final = "reflections/"
-"""How the name begins under which a step's reflections are kept."""
 STEP: Final = "search_step"
 """The metric of a version that says which step's search made it."""
 TRIES: Final = 3
@@ -101,7 +98,7 @@ class SearchBench:
             self._numbers[name] = {str(each.uri): each.version for each in reversed(versions)}
             self._numbers[name][str(seed.uri)] = seed.version
             self.seed = {**self.seed, name: str(seed.uri)}
-        for each in await store.list_resources(run_id, f"{REFLECTIONS}{self._step}"):
+        for each in await store.list_resources(run_id, Document.REFLECTIONS.of(self._step)):
             said = json.loads(str(each.uri))
             answer = said["answer"], int(each.metrics.get("tokens", 0))
             self._answers.setdefault(said["question"], []).append(answer)
@@ -227,7 +224,7 @@ class SearchBench:
             await self._session.store.put_resource(
                 ResourceVersion(
                     run_id=self._session.folder.run_id,
-                    name=f"{REFLECTIONS}{self._step}",
+                    name=Document.REFLECTIONS.of(self._step),
                     version=self.reflections,
                     kind="prompt",
                     uri=json.dumps({"question": question, "answer": answer}),
@@ -276,7 +273,7 @@ class SearchBench:
             if version != self._session.prompt_versions[name]:
                 await make_current(store, next(v for v in versions if v.version == version), versions)
             self._session.prompt_versions[name] = version
-        name, said = f"{SEARCHES}{self._step}", summary.model_dump_json()
+        name, said = Document.SEARCH.of(self._step), summary.model_dump_json()
         await store.put_resource(
             ResourceVersion(run_id=run_id, name=name, version=0, kind="prompt", uri=said)
         )

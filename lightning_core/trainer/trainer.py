@@ -30,7 +30,7 @@ from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import check_ids, count_shared, make_tasks
 from lightning_core.trainer.preflight import plan_run
 from lightning_core.trainer.record import open_run
-from lightning_core.trainer.report import terminal_curve, transcripts, write_report
+from lightning_core.trainer.report import summarise, terminal_curve, transcripts, write_report
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.roles.runner import work
 from lightning_core.trainer.searching import check_search
@@ -155,7 +155,8 @@ async def _fit(
                 exported = await versions.export(best=trainer.export_best)
                 model = str(session.backend.model)
                 paid = spent(session.backend)
-                summary = await write_report(session.store, folder, trainer, model, exported, paid)
+                summary = await summarise(session.store, folder, trainer, model, exported, paid)
+                await write_report(session.store, folder, summary)
                 write_card(folder, summary)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
                 shown = await transcripts(session.store, run.id, summary.steps)

@@ -7,7 +7,14 @@ import pytest
 from lightning_core.errors import NotFoundError, StoreError
 from lightning_core.records.types import ResourceVersion
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.stores.versions import choose, find_current, get_prompt, list_choices, put_prompt
+from lightning_core.stores.versions import (
+    Document,
+    choose,
+    find_current,
+    get_prompt,
+    list_choices,
+    put_prompt,
+)
 
 
 async def test_the_prompt_put_last_is_current_and_one_can_go_back() -> None:
@@ -61,3 +68,6 @@ async def test_what_is_not_there_is_refused_with_what_is() -> None:
         await get_prompt(store, "run", "system")
     with pytest.raises(StoreError, match="name of the weights"):
         await put_prompt(store, "run", "policy", "text", author="ann")
+    for kind in Document:
+        with pytest.raises(StoreError, match="keeps other things"):
+            await put_prompt(store, "run", kind.of(3), "text", author="ann")
