@@ -64,9 +64,9 @@ def lightning_register(register: Register) -> None:
     register("alert", "staleness", "lightning_core.alerts.rules:staleness")
     register("alert", "unseen_calls", "lightning_core.alerts.rules:unseen_calls")
     register("alert", "rollouts_without_calls", "lightning_core.alerts.rules:RolloutsWithoutCalls")
-    register("alert", "stuck_worker", "lightning_core.alerts.rules:StuckWorker")
-    register("alert", "stuck_rollout", "lightning_core.alerts.rules:StuckRollout")
-    register("alert", "disk_filling", "lightning_core.alerts.rules:DiskFilling")
+    register("alert", "stuck_worker", "lightning_core.alerts.liveness:StuckWorker")
+    register("alert", "stuck_rollout", "lightning_core.alerts.liveness:StuckRollout")
+    register("alert", "disk_filling", "lightning_core.alerts.liveness:DiskFilling")
 
     register("tracker", "tensorboard", "lightning_core.trackers.tensorboard:TensorBoard")
     register("tracker", "wandb", "lightning_core.trackers.wandb:Wandb")

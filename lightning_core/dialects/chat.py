@@ -22,6 +22,7 @@ from lightning_core.dialects.base import (
     Sampled,
     by_choice,
 )
+from lightning_core.dialects.completions import MOST_CHOICES, fingerprint, token_usage, wants_usage
 from lightning_core.dialects.constraints import (
     FROM_VLLM_STRUCTURED,
     read_constraint,
@@ -108,7 +109,6 @@ OPTIONS: Final = Options(
     refused("it is out of date; use tools and tool_choice", "functions", "function_call"),
     refused("OpenAI's own servers do it; leave it out", "web_search_options", "moderation"),
 )
-MOST_CHOICES: Final = 128
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")
 _TEXT_PARTS: Final = MappingProxyType({"text": "text", "refusal": "refusal"})
 _NOT_CARRIED: Final = ("audio", "function_call")
@@ -441,26 +441,3 @@ class ChatReply:
             return None
         content = self._tokens.logprobs(choice.token_ids, choice.logprobs, choice.top_logprobs)
         return {"content": content, "refusal": None}
-
-
-def wants_usage(raw: Json) -> bool:
-    """Whether a stream is to end with the tokens that were read and written."""
-    return bool((raw.get("stream_options") or {}).get("include_usage") or raw.get("stream_usage"))
-
-
-def token_usage(*sampled: Sampled) -> Json:
-    """The tokens that the calls of a request have read and written."""
-    read, written = (
-        sum(getattr(call, name) for call in sampled) for name in ("tokens_read", "tokens_written")
-    )
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": sum(call.cached for call in sampled)},
-    }
-
-
-def fingerprint(sampled: Sampled) -> str:
-    """The weights that answered, as a reply names them."""
-    return f"policy-{sampled.policy_version}"

@@ -19,7 +19,6 @@ from lightning_core.dialects.base import (
     Sampled,
     by_choice,
 )
-from lightning_core.dialects.chat import MOST_CHOICES, fingerprint, token_usage, wants_usage
 from lightning_core.dialects.constraints import FROM_VLLM_STRUCTURED, read_constraint
 from lightning_core.dialects.lenient import Json, assistant, choice, merge_choices
 from lightning_core.dialects.options import (
@@ -70,6 +69,8 @@ OPTIONS: Final = Options(
 _MAX_TOKENS: Final = 16
 _MOST_PROMPTS: Final = 128
 _MOST_LOGPROBS: Final = 5
+MOST_CHOICES: Final = 128
+"""Choices that one request may ask for."""
 
 
 class Completions(Dialect):
@@ -254,3 +255,26 @@ class CompletionReply:
             "top_logprobs": tops or None,
             "text_offset": offsets,
         }
+
+
+def wants_usage(raw: Json) -> bool:
+    """Whether a stream is to end with the tokens that were read and written."""
+    return bool((raw.get("stream_options") or {}).get("include_usage") or raw.get("stream_usage"))
+
+
+def token_usage(*sampled: Sampled) -> Json:
+    """The tokens that the calls of a request have read and written."""
+    read, written = (
+        sum(getattr(call, name) for call in sampled) for name in ("tokens_read", "tokens_written")
+    )
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": sum(call.cached for call in sampled)},
+    }
+
+
+def fingerprint(sampled: Sampled) -> str:
+    """The weights that answered, as a reply names them."""
+    return f"policy-{sampled.policy_version}"

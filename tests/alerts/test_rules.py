@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_core.alerts.liveness import DiskFilling, StuckRollout, StuckWorker
 from lightning_core.alerts.rules import (
-    DiskFilling,
     EntropyCollapse,
     FailingRollouts,
     FailuresByReply,
     LogprobGap,
     RewardCollapse,
     RolloutsWithoutCalls,
-    StuckRollout,
-    StuckWorker,
     ZeroVariance,
     failed_update,
     jitter,

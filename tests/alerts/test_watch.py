@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.alerts.rules import RewardCollapse, StuckWorker, failed_update
+from lightning_core.alerts.liveness import StuckWorker
+from lightning_core.alerts.rules import RewardCollapse, failed_update
 from lightning_core.alerts.watch import QUIET, Alerts, Finding, Scene, Watch, make_rule
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
