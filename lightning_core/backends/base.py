@@ -139,6 +139,7 @@ class Paid(Protocol):
         """Why no further step may begin; None while one may."""
 
 
+# By name, not as a protocol each: the message names the method that a backend's author has to write.
 OPTIONAL = (
     ("values", "has a critic", "an algorithm without one, such as GRPO"),
     ("encode", "learns from demonstrations", "SFT() on its own rollouts"),

@@ -117,19 +117,28 @@ def read_starter(starter: Starter) -> dict[str, str]:
         files = {name: (_STARTERS / starter / name).read_text() for name in names}
         return {**files, "train.py": _of_program(train, starter, *names), "tasks.jsonl": tasks}
     if starter is Starter.PLAIN:
-        train = train.replace(_RUN, _NAMED + _RUN)
+        train = _changed(train, _RUN, _NAMED + _RUN)
     if agent := _ATTACHED.get(starter):
-        train = train.replace(_IMPORTS, f"{_IMPORTS}\nlightning.attach({agent})  # names its calls\n")
+        train = _changed(train, _IMPORTS, f"{_IMPORTS}\nlightning.attach({agent})  # names its calls\n")
     if starter is Starter.TWO_AGENTS:
-        train = train.replace("the agent of", "the agents of").replace('["triage"]', '["triage", "check"]')
+        train = _changed(train, "the agent of", "the agents of")
+        train = _changed(train, '["triage"]', '["triage", "check"]')
     return {"app.py": (_STARTERS / f"{starter}.py").read_text(), "train.py": train, "tasks.jsonl": tasks}
 
 
 def _of_program(train: str, starter: Starter, app: str, rollout: str) -> str:
     """The training script of a program that is started once for each rollout."""
-    train = train.replace("import app\n\n", "").replace("from collections.abc import Mapping\n", "")
-    train = _ABOUT.sub(_OWN_PROGRAM.format(rollout=rollout), train.replace("app.py", app, 1))
+    for unused in ("import app\n\n", "from collections.abc import Mapping\n"):
+        train = _changed(train, unused, "")
+    train = _ABOUT.sub(_OWN_PROGRAM.format(rollout=rollout), _changed(train, "app.py", app))
     return _SOLVE.sub(_PROGRAM.format(command=f'["{starter}", "{rollout}"]'), train)
+
+
+def _changed(text: str, part: str, other: str) -> str:
+    """The text with another part. A starter is no template with holes: it runs, and is checked, as it is."""
+    before, found, after = text.partition(part)
+    assert found, f"the starter has no {part!r}"
+    return before + other + after
 
 
 def _missing(starter: Starter) -> list[str]:

@@ -239,6 +239,7 @@ async def _keep_headers_async(request: Any) -> None:
 
 def _leave_out_proxy(client: Any, url: Any) -> None:
     """Have the app's client send to this address by its own transport, whatever proxy it has for others."""
+    # The app made the client, and httpx lets no one name a transport for an address afterwards.
     if client._transport_for_url(url) is not client._transport:
         kind = type(next(iter(client._mounts)))  # a pattern of addresses
         mounts = {kind(f"all://{url.netloc.decode('ascii')}"): None, **client._mounts}

@@ -161,6 +161,8 @@ class Settings:
     progress: bool = True
     """Show progress on the terminal (standard error)."""
 
+    # A dataclass makes its own __init__, which answers an unknown name with a bare TypeError. One written by
+    # hand would repeat the 40 fields; this runs before it, and the message names the nearest setting.
     def __new__(cls, *_: object, **given: object) -> Self:
         taken = signature(cls.__init__).parameters.values()
         if not any(each.kind is Parameter.VAR_KEYWORD for each in taken):  # a subclass may take more
