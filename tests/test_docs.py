@@ -131,7 +131,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_heading(page: Path) -> No
     assert bad_tables(page.read_text()) == []
 
 
-COMMAND = re.compile(r"python -m ((?:benchmarks|research|recipes|tests)[\w.]*\w)")
+COMMAND = re.compile(r"python -m ((?:benchmarks|research|recipes|tests)\.[a-z0-9_.]*[a-z0-9_])")
 SAYING = sorted(path for path in FILES if path.suffix in {".md", ".py"} or path.name == "Makefile")
 
 
