@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
 from lightning_core.cli import main
+from lightning_core.records.types import Call, Transition
 
 
 def agentlightning(*words: object) -> int:
@@ -17,3 +19,26 @@ def agentlightning(*words: object) -> int:
         with pytest.raises(SystemExit) as ended:
             main()
     return int(ended.value.code or 0)
+
+
+def make_call(name: str = "c", *, at: float = 0.0, **fields: Any) -> Call:
+    """A call of a trained agent that took a second, with these fields in place of its own."""
+    given = {
+        "rollout_id": "r",
+        "attempt": 1,
+        "agent": "a",
+        "trained": True,
+        "started_at": at,
+        "ended_at": at + 1,
+    }
+    return Call.model_validate({"id": name, **given, **fields})
+
+
+def make_transition(
+    name: str, prompt: list[int], completion: list[int], rollout: str = "r", **options: Any
+) -> Transition:
+    """A trained transition of advantage 1, with these fields in place of its own."""
+    options = {"trained": True, "advantage": 1.0, "logprobs": [-1.0] * len(completion)} | options
+    return Transition(
+        rollout, name, 0, "a", prompt_ids=prompt, completion_ids=completion, policy_version=0, **options
+    )

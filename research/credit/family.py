@@ -17,6 +17,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -68,17 +69,9 @@ class Record(BaseModel):
     set: str = ""
     games: dict[str, Found] = {}
 
-    @property
-    def name(self) -> str:
-        return "credit-family"
-
-    @property
-    def title(self) -> str:
-        return "Credit methods on games drawn at random"
-
-    @property
-    def command(self) -> str:
-        return "python -m research.credit.family"
+    name: ClassVar[str] = "credit-family"
+    title: ClassVar[str] = "Credit methods on games drawn at random"
+    command: ClassVar[str] = "python -m research.credit.family"
 
 
 def measure(game: Drawn, methods: Mapping[str, Credit], calls: int = CALLS, seed: int = 0) -> Found:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -182,17 +182,9 @@ class Record(BaseModel):
 
     games: dict[str, Learnt] = {}
 
-    @property
-    def name(self) -> str:
-        return "credit-learning"
-
-    @property
-    def title(self) -> str:
-        return "Learning curves in games drawn at random"
-
-    @property
-    def command(self) -> str:
-        return "python -m research.credit.learning"
+    name: ClassVar[str] = "credit-learning"
+    title: ClassVar[str] = "Learning curves in games drawn at random"
+    command: ClassVar[str] = "python -m research.credit.learning"
 
     def has(self, game: Drawn, method: str, plan: Plan) -> bool:
         """Whether a method was run in a game with as many seeds and updates."""
@@ -218,17 +210,9 @@ class Record(BaseModel):
 class WholeRecord(Record):
     """The same through the class `Trainer`."""
 
-    @property
-    def name(self) -> str:
-        return "credit-trainer"
-
-    @property
-    def title(self) -> str:
-        return "Learning curves in games drawn at random, through `Trainer`"
-
-    @property
-    def command(self) -> str:
-        return "python -m research.credit.learning --trainer"
+    name: ClassVar[str] = "credit-trainer"
+    title: ClassVar[str] = "Learning curves in games drawn at random, through `Trainer`"
+    command: ClassVar[str] = "python -m research.credit.learning --trainer"
 
     def with_run(self, game: Drawn, method: str, updates: int, success: list[float]) -> Self:
         """With one more seed; `success`: after each update, up to the threshold."""

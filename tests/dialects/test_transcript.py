@@ -13,21 +13,11 @@ from lightning_core.dialects.responses import Responses
 from lightning_core.dialects.tools import CALLS, OUTPUTS
 from lightning_core.dialects.transcript import answerer, prompt, replies, text, tokens_read, tokens_written
 from lightning_core.records.types import Call, Choice
+from tests.build import make_call
 
 
 def call(request: dict[str, Any] | None = None, *choices: Choice, **fields: Any) -> Call:
-    return Call(
-        id="c",
-        rollout_id="r",
-        attempt=1,
-        agent="a",
-        trained=True,
-        request=request or {},
-        choices=list(choices),
-        started_at=0,
-        ended_at=1,
-        **fields,
-    )
+    return make_call(request=request or {}, choices=list(choices), **fields)
 
 
 HI = {"type": "text", "content": "hi"}

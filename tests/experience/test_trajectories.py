@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,15 +25,7 @@ from lightning_core.experience.trajectories import (
     trained_transitions,
 )
 from lightning_core.records.types import Trajectory, Transition
-
-
-def call(
-    name: str, prompt: list[int], completion: list[int], rollout: str = "r", **options: Any
-) -> Transition:
-    options = {"trained": True, "advantage": 1.0, "logprobs": [-1.0] * len(completion)} | options
-    return Transition(
-        rollout, name, 0, "a", prompt_ids=prompt, completion_ids=completion, policy_version=0, **options
-    )
+from tests.build import make_transition as call
 
 
 def rollout(*calls: Transition) -> Trajectory:

@@ -10,6 +10,7 @@ import pytest
 from lightning_core.insight.counterfactual import read_fork, reply_value
 from lightning_core.insight.verdict import student
 from lightning_core.records.types import Call, CallStatus, Fork, Rollout, Sampling, Status, Task
+from tests.build import make_call
 
 
 def ended(status: Status, reward: float | None, error: str | None = None) -> Rollout:
@@ -27,17 +28,7 @@ def ended(status: Status, reward: float | None, error: str | None = None) -> Rol
 
 
 def call(name: str, status: CallStatus = "completed", error: str | None = None) -> Call:
-    return Call(
-        id=name,
-        rollout_id="r2",
-        attempt=1,
-        agent="a",
-        trained=True,
-        status=status,
-        error=error,
-        started_at=1.0,
-        ended_at=2.0,
-    )
+    return make_call(name, at=1.0, rollout_id="r2", status=status, error=error)
 
 
 def test_the_value_is_the_reward_less_the_mean_of_the_others() -> None:

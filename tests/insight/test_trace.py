@@ -11,24 +11,14 @@ from hypothesis import strategies as st
 from lightning_core.insight.trace import Node, Trace, build, read_traces
 from lightning_core.records.types import Call, Choice, Event, Reward, Rollout, Span, Task, ToolEvent
 from lightning_core.stores.sqlite import MemoryStore
+from tests.build import make_call
 
 ROLLOUT = Rollout(id="r", run_id="run", task=Task(input={"q": 1}), group_id="g", step=0)
 
 
 def call(name: str, *asks: str, at: float = 0.0, **fields: Any) -> Call:
     message: dict[str, Any] = {"content": None, "tool_calls": [{"id": tool_call} for tool_call in asks]}
-    return Call(
-        id=name,
-        rollout_id="r",
-        attempt=1,
-        agent="a",
-        trained=True,
-        choices=[Choice(message=message)],
-        response_id=f"reply-{name}",
-        started_at=at,
-        ended_at=at + 1,
-        **fields,
-    )
+    return make_call(name, at=at, choices=[Choice(message=message)], response_id=f"reply-{name}", **fields)
 
 
 def tool(name: str, tool_call_id: str | None, at: float = 0.0) -> ToolEvent:

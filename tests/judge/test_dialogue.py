@@ -13,6 +13,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.judge.judge import Judge
 from lightning_core.judge.question import Dialogue, Line, dialogue, make_question, share_out, shorten
 from lightning_core.records.types import Call, Choice, Task
+from tests.build import make_call
 
 TASK = Task(id="t", input={"answer": 7})
 SYSTEM = {"role": "system", "content": "You write."}
@@ -21,18 +22,8 @@ ASK = {"role": "user", "content": "How many\n  boats?"}
 
 def call(agent: str, *messages: dict[str, Any], says: Any = "hi", at: float = 0.0, **fields: Any) -> Call:
     message = says if isinstance(says, dict) else {"role": "assistant", "content": says}
-    return Call(
-        id=f"{agent}-{at}",
-        rollout_id="r",
-        attempt=1,
-        agent=agent,
-        trained=True,
-        request={"messages": list(messages)},
-        choices=[Choice(message=message)],
-        started_at=at,
-        ended_at=at,
-        **fields,
-    )
+    given = {"request": {"messages": list(messages)}, "choices": [Choice(message=message)], **fields}
+    return make_call(f"{agent}-{at}", at=at, agent=agent, **given)
 
 
 def asking(tool_call_id: str) -> dict[str, Any]:

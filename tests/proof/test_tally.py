@@ -12,6 +12,7 @@ from rich.console import Console
 from lightning_core.records.types import Call
 from lightning_core.testing.truth import mark
 from lightning_core.tracing.scope import Scope, Unseen
+from tests.build import make_call
 from tests.proof import run
 from tests.proof.play import Play
 from tests.proof.report import show
@@ -24,9 +25,7 @@ async def _nothing(rollout: str) -> None:
 
 def call(name: str, agent: str = "a", **fields: Any) -> Call:
     truth = mark(rollout="r", agent=agent, nonce=name)
-    given: dict[str, Any] = {"rollout_id": "r", "attempt": 1, "agent": agent, "trained": True, **fields}
-    request = {"input": [{"role": "user", "content": truth}]}
-    return Call(id=name, request=request, started_at=1, ended_at=2, **given)
+    return make_call(name, agent=agent, request={"input": [{"role": "user", "content": truth}]}, **fields)
 
 
 def tally(*calls: Call) -> Tally:

@@ -8,14 +8,14 @@ import pytest
 
 from lightning_core.records.linking import inherit_agents, link
 from lightning_core.records.types import Call, Choice, Span, ToolEvent
+from tests.build import make_call
 
 TIMES: dict[str, Any] = {"started_at": 1.0, "ended_at": 2.0}
 
 
 def call(name: str, *asks: str, rollout: str = "r", **fields: Any) -> Call:
     message: dict[str, Any] = {"content": None, "tool_calls": [{"id": tool_call} for tool_call in asks]}
-    given: dict[str, Any] = {"rollout_id": rollout, "attempt": 1, "agent": "a", "trained": True, **TIMES}
-    return Call(id=name, choices=[Choice(message=message)], **{**given, **fields})
+    return make_call(name, rollout_id=rollout, choices=[Choice(message=message)], **{**TIMES, **fields})
 
 
 def tool(tool_call_id: str | None, rollout: str = "r", **fields: Any) -> ToolEvent:

@@ -32,6 +32,7 @@ from lightning_core.records.types import (
     ToolEvent,
 )
 from lightning_core.stores.base import Store
+from tests.build import make_call
 from tests.stores.hearing import TRIES, cancel_until_heard
 
 LONG = 60.0
@@ -45,10 +46,8 @@ def rollout(name: str, **fields: object) -> Rollout:
 
 
 def call(name: str, attempt: Attempt, *, started: float = 1.0, **fields: object) -> Call:
-    given = {"agent": "writer", "trained": True, "started_at": started, "ended_at": started + 1, **fields}
-    return Call.model_validate(
-        {"id": name, "rollout_id": attempt.rollout.id, "attempt": attempt.number, **given}
-    )
+    of = {"rollout_id": attempt.rollout.id, "attempt": attempt.number, "agent": "writer"}
+    return make_call(name, at=started, **{**of, **fields})
 
 
 async def lease_one(store: Store, worker: str = "w", seconds: float = LONG) -> Attempt:

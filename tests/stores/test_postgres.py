@@ -23,6 +23,7 @@ from lightning_core.stores.notifications import KINDS, QUEUED, Notifications
 from lightning_core.stores.postgres import NoticeChannels, PostgresListener, PostgresStore
 from lightning_core.stores.postgres_connection import MARK, escape, may_pass, place_of, unescape
 from lightning_core.trainer.plan import RolloutPlan
+from tests.build import make_call
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
 from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, serving
@@ -50,10 +51,8 @@ def rollouts(count: int, **fields: object) -> list[Rollout]:
 
 
 def call(attempt: Attempt, name: str = "c", **fields: object) -> Call:
-    given = {"agent": "a", "trained": True, "started_at": 1, "ended_at": 2, "prompt_ids": [1] * 500, **fields}
-    return Call.model_validate(
-        {"id": name, "rollout_id": attempt.rollout.id, "attempt": attempt.number, **given}
-    )
+    of = {"rollout_id": attempt.rollout.id, "attempt": attempt.number, "prompt_ids": [1] * 500}
+    return make_call(name, at=1.0, **{**of, **fields})
 
 
 def connected(url: str) -> psycopg.Connection:

@@ -15,6 +15,7 @@ from lightning_core.records.types import Attempt, Call, Rollout, Status, Task
 from lightning_core.stores import postgres_connection
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.postgres_connection import place_of
+from tests.build import make_call
 from tests.stores.cutting import relayed
 from tests.stores.postgres_server import OWN_URL
 
@@ -29,10 +30,7 @@ def rollouts(count: int, name: str = "r", **fields: object) -> list[Rollout]:
 
 
 def call(attempt: Attempt) -> Call:
-    given = {"agent": "a", "trained": True, "started_at": 1.0, "ended_at": 2.0}
-    return Call.model_validate(
-        {"id": "c", "rollout_id": attempt.rollout.id, "attempt": attempt.number, **given}
-    )
+    return make_call(rollout_id=attempt.rollout.id, attempt=attempt.number)
 
 
 def connected(url: str) -> psycopg.Connection:

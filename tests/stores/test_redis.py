@@ -21,6 +21,7 @@ from lightning_core.stores.notifications import Notifications
 from lightning_core.stores.redis_connection import read_url
 from lightning_core.stores.redis_store import RedisDriver, RedisStore
 from lightning_core.trainer.plan import RolloutPlan
+from tests.build import make_call
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
 from tests.stores.redis_server import RedisServer, free_port, serving
@@ -38,10 +39,8 @@ def rollouts(count: int, **fields: object) -> list[Rollout]:
 
 
 def call(attempt: Attempt, name: str = "c", **fields: object) -> Call:
-    given = {"agent": "a", "trained": True, "started_at": 1, "ended_at": 2, "prompt_ids": [1] * 500, **fields}
-    return Call.model_validate(
-        {"id": name, "rollout_id": attempt.rollout.id, "attempt": attempt.number, **given}
-    )
+    of = {"rollout_id": attempt.rollout.id, "attempt": attempt.number, "prompt_ids": [1] * 500}
+    return make_call(name, at=1.0, **{**of, **fields})
 
 
 def alert(name: str) -> Alert:

@@ -12,23 +12,19 @@ from lightning_core.errors import TokenIdsError
 from lightning_core.experience.returns import last_final, total_return, with_final
 from lightning_core.experience.transitions import to_trajectory
 from lightning_core.records.types import Call, Choice, Reward, Rollout, Status, Task
+from tests.build import make_call
 from tests.trainer.watching import PER_STEP, Watched, fit, grpo, records
 
 
 def call(number: int, agent: str = "writer", trained: bool = True, **changes) -> Call:
     fields = {
-        "id": f"c{number}",
-        "rollout_id": "r",
-        "attempt": 1,
         "agent": agent,
         "trained": trained,
         "prompt_ids": [1, 2, number],
         "choices": [Choice(completion_ids=[5, 6], logprobs=[-0.5, -0.25])],
         "policy_version": 3,
-        "started_at": float(number),
-        "ended_at": number + 0.5,
     }
-    return Call(**{**fields, **changes})
+    return make_call(f"c{number}", at=float(number), **{**fields, **changes})
 
 
 rollout = Rollout(

@@ -13,6 +13,7 @@ from lightning_core.errors import ConfigError, DataError
 from lightning_core.records.types import Call, Choice, Rollout, Run, Task
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
+from tests.build import make_call
 
 ASK = [{"role": "user", "content": "How many?"}]
 TOOL = {"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}
@@ -22,18 +23,14 @@ ASKED = {"id": "call_1", "type": "function", "function": {"name": "count", "argu
 def call(rollout: str, number: int, request: dict, message: dict, **changes) -> Call:
     """A call that was only seen: no token ids."""
     fields = {
-        "id": f"c{number}",
         "rollout_id": rollout,
-        "attempt": 1,
         "agent": "teacher",
         "trained": False,
         "endpoint": "https://api.example.com/v1",
         "request": request,
         "choices": [Choice(message={"role": "assistant", **message}, finish_reason="stop")],
-        "started_at": float(number),
-        "ended_at": number + 0.5,
     }
-    return Call(**{**fields, **changes})
+    return make_call(f"c{number}", at=float(number), **{**fields, **changes})
 
 
 def calls_of(rollout: str) -> list[Call]:

@@ -25,6 +25,7 @@ from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.testing.server import GatewayDouble, serving
 from lightning_core.trainer.discovery import PLAYED, by_agent, find_prompt, played, why_not
 from lightning_core.trainer.summary import Summary
+from tests.build import make_call
 
 WRITER, CRITIC = "Write one query.", "Judge the query [harshly]."
 TRAIN = [{"place": place} for place in ("Rome", "Oslo", "Lima", "Bonn", "Kyiv", "Cork")]
@@ -279,14 +280,4 @@ def test_the_tasks_that_are_played_are_a_few_of_them_each_once() -> None:
 
 
 def call(agent: str, dialect: Any, request: Any) -> Call:
-    return Call(
-        id="c",
-        rollout_id="r",
-        attempt=1,
-        agent=agent,
-        trained=False,
-        dialect=dialect.name,
-        request=request,
-        started_at=0.0,
-        ended_at=0.0,
-    )
+    return make_call(agent=agent, trained=False, dialect=dialect.name, request=request)

@@ -28,6 +28,7 @@ from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.judging import TRIES, Judging, check_judge
 from lightning_core.trainer.parts import resolve_phases
 from tests.backends.models import save_model
+from tests.build import make_call
 from tests.judge.reading import Lines, ReadingJudge, judging, status
 
 
@@ -43,16 +44,12 @@ def rollout(name: str, group: str = "g", **fields: Any) -> Rollout:
 
 
 def call(rollout_id: str, said: str) -> Call:
-    return Call(
-        id=f"call-{rollout_id}",
+    return make_call(
+        f"call-{rollout_id}",
         rollout_id=rollout_id,
-        attempt=1,
         agent="writer",
-        trained=True,
         request={"messages": [{"role": "user", "content": "a number"}]},
         choices=[Choice(message={"role": "assistant", "content": said})],
-        started_at=0.0,
-        ended_at=0.0,
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lightning_core.dialects.transcript import observation
 from lightning_core.experience.transitions import to_trajectory
 from lightning_core.records.types import Call, Rollout, Status, Task
+from tests.build import make_call
 from tests.gateway.conftest import open_house
 
 Body = dict[str, Any]
@@ -141,16 +142,7 @@ WORDS = st.text("ab", min_size=1, max_size=3)
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=4), WORDS)
 def test_what_lies_before_the_last_reply_does_not_matter(turns: list[tuple[str, str]], last: str) -> None:
     def call(messages: list[Body]) -> Call:
-        return Call(
-            id="c",
-            rollout_id="r",
-            attempt=1,
-            agent="a",
-            trained=True,
-            request={"messages": messages},
-            started_at=0,
-            ended_at=1,
-        )
+        return make_call(request={"messages": messages})
 
     said = [
         {"role": role, "content": content}

@@ -16,16 +16,8 @@ from lightning_core.backends.rows import Row, make_rows, make_state_rows, report
 from lightning_core.errors import TrainingError
 from lightning_core.experience.trajectories import CHANGED
 from lightning_core.records.types import Key, Trajectory, Transition
+from tests.build import make_transition as call
 from tests.verl.recorded import parents
-
-
-def call(
-    name: str, prompt: list[int], completion: list[int], rollout: str = "r", **options: Any
-) -> Transition:
-    options = {"trained": True, "advantage": 1.0, "logprobs": [-1.0] * len(completion)} | options
-    return Transition(
-        rollout, name, 0, "a", prompt_ids=prompt, completion_ids=completion, policy_version=0, **options
-    )
 
 
 def played(*calls: Transition) -> Trajectory:
