@@ -20,13 +20,14 @@ from lightning_core.cli.rollouts import choose, find_rollouts, open_run, reading
 from lightning_core.cli.serving import say
 from lightning_core.cli.training import SET, call_once, read_launch
 from lightning_core.credit.base import Baseline, Scale
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, TrainingError, UnknownAgentError
 from lightning_core.insight.advice import nothing_earned
 from lightning_core.insight.trace import read_traces
 from lightning_core.insight.verdict import say as number
 from lightning_core.insight.why import Other, Step, WhatIf, read_why, reasons_of, what_if
 from lightning_core.plugins import load_plugins
 from lightning_core.texts.terminal import Terminal
+from lightning_core.trainer.loop import AgentNames
 from lightning_core.trainer.parts import make_credit
 from lightning_core.trainer.report import model_name
 from lightning_core.trainer.settings import TINY
@@ -56,6 +57,7 @@ def try_script(
     launch = read_launch(given or (), {})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "try"
+        tried: list[Trainer] = []
 
         def once(
             trainer: Trainer, solve: Any, *, train: Iterable[Any] = (), validation: Iterable[Any] = ()
@@ -65,14 +67,16 @@ def try_script(
                 raise ConfigError("there is no task to try: give fit() at least one")
             shown = replace(trainer, steps=0, folder=folder, store=None, resume=False, progress=False)
             Trainer.fit(shown, solve, validation=first)
+            tried.append(shown)
 
         call_once(script, context.args, launch, once)
-        asyncio.run(_show_all(folder, full))
+        asyncio.run(_show_all(folder, AgentNames(tried[0].patterns), full))
     say("nothing was trained or kept; next: agentlightning train " + str(script))
 
 
-async def _show_all(folder: Path, full: bool) -> None:
-    """Every rollout of the run as a tree, and what to try where none earned anything."""
+async def _show_all(folder: Path, names: AgentNames, full: bool) -> None:
+    """Every rollout of the run as a tree, what to try where none earned anything, and agents that made no
+    call."""
     console = Terminal()
     async with open_run(folder) as (store, run_id):
         rollouts = await find_rollouts(store, run_id)
@@ -84,6 +88,11 @@ async def _show_all(folder: Path, full: bool) -> None:
     tiny = run is not None and model_name(run) == TINY
     if (advice := nothing_earned(rollouts, calls, tiny=tiny)) is not None:
         console.print(advice, markup=False, highlight=False, soft_wrap=True)
+    names.see(calls, trained=False)
+    try:
+        names.check(last=True)
+    except (UnknownAgentError, TrainingError) as error:
+        console.print(Text(f"training would end: {error}", "red"), soft_wrap=True)
 
 
 def why(

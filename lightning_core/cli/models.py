@@ -181,7 +181,8 @@ async def list_versions(run: str, store: str | None, name: str) -> None:
 def _table(title: str, versions: Versions) -> Table:
     current = find_current(versions)
     shown = [name for name in _NUMBERS if any(name in version.metrics for version in versions)]
-    table = Table(title=title, caption=f"● is the current version: {SERVED}")
+    rewards = "; reward: of the training rollouts that it answered" if "reward" in shown else ""
+    table = Table(title=title, caption=f"● is the current version: {SERVED}{rewards}")
     forks = any(each.version != (each.parent or 0) + 1 for each in versions[1:])
     authors = len({each.author for each in versions}) > 1
     columns = ["", "version", *(["parent"] if forks else []), *(["author"] if authors else [])]

@@ -65,7 +65,7 @@ from lightning_core.trainer.report import (
     terminal_curve,
     transcripts,
 )
-from lightning_core.trainer.summary import Summary, find_summary
+from lightning_core.trainer.summary import Summary, exported_note, find_summary
 
 _ROLLOUT = "A rollout: its id, how the id begins or ends; or 'best' or 'worst' trained, or 'failed'"
 _WHERE = "Only rollouts with this task, step, split, agent, status or field of the task; may be repeated."
@@ -268,11 +268,14 @@ async def show_run(path: Path) -> None:
         automatic = any(k.startswith("air/") and v for one in metrics for k, v in one.values.items())
         rules = await _rules(store, run_id) if automatic else []
         sample = await transcripts(store, run_id, len(metrics))
+    summary = find_summary(path)
     status = state_of(run, members, RunFolder(path, resume=True).held)
     console.print(f"run {run_id}: {status}, {len(metrics)} steps", markup=False)
     if run and (why := run.config.get(ENDED)):
         console.print(Text(str(why), "red"), soft_wrap=True)
     console.print(verdict_lines(verdict(evidence)), soft_wrap=True)
+    if summary is not None and (exported := exported_note(summary)):
+        console.print(exported, markup=False, highlight=False, soft_wrap=True)
     if run and run.provenance:
         console.print(origin_lines(run.provenance), soft_wrap=True)
     if members:
@@ -286,7 +289,7 @@ async def show_run(path: Path) -> None:
         console.print(sample)
     if rules:
         console.print(rule_table(rules))
-    if (summary := find_summary(path)) is not None:
+    if summary is not None:
         show_summary(summary, console)
     if reasons := group_failures(evidence.failed):
         console.print(failure_lines(reasons, path), soft_wrap=True)

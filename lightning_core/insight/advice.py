@@ -60,8 +60,8 @@ def _short(text: str) -> str:
 def _tries(answered: Sequence[Call], tiny: bool) -> Iterator[str]:
     if tiny:
         yield TINY_KNOWS
-    if cut := sum(map(is_cut, answered)):
-        yield f"{cut} of {len(answered)} replies were cut at max_tokens: raise it, or ask for less"
     yield "the app can't read the reply: hold it to a schema (response_format), or give the prompt examples"
+    if cut := sum(map(is_cut, answered)):
+        yield f"{cut} of {len(answered)} replies were cut at max_tokens: raise it, if the schema needs more"
     yield "the reply is partly right: give a part of the reward for a part of the way"
     yield "the reply makes no sense: take a larger model, or show it good replies first (SFT)"

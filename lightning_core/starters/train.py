@@ -38,10 +38,20 @@ def read_tasks(source: str | Path) -> list[dict[str, Any]]:
         with open(source, encoding="utf-8-sig", newline="") as file:
             if str(source).endswith(".csv"):
                 return list(csv.DictReader(file))
-            return [json.loads(line) for line in file if line.strip()]
+            return [
+                read_line(line, f"{source}:{number}") for number, line in enumerate(file, 1) if line.strip()
+            ]
     from datasets import load_dataset  # pip install datasets
 
     return [{**row, "split": split} for split, rows in load_dataset(str(source)).items() for row in rows]
+
+
+def read_line(line: str, place: str) -> dict[str, Any]:
+    """The task of one line; the error of a wrong one names its file and line."""
+    try:
+        return dict(json.loads(line))
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"{place}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -252,7 +252,9 @@ def exported_note(summary: Summary) -> str | None:
         known = "without held-out tasks" if summary.before is None else "it was not evaluated, and so"
         why = f"the last: {known} no version is known to be better"
     elif not summary.between:
-        why = "the last: no other was evaluated (evaluate_every=10 evaluates every tenth)"
+        every = summary.settings.get("evaluate_every")
+        advice = f"evaluate_every={every} comes later" if every else "evaluate_every=10 evaluates every tenth"
+        why = f"the last: no other was evaluated ({advice})"
     elif found is None and (best := max(summary.between, key=lambda each: each.greedy)).greedy > last.greedy:
         why = (
             f"the last (greedy: {last.greedy:.3f}); the better one, after update {best.step} (greedy: "

@@ -145,6 +145,8 @@ async def _fit(
             )
         if not trainer.total_steps:
             observers.note("steps=0: the policy is evaluated, and not trained")
+        elif made and made[0] == trainer.total_steps:
+            observers.note(f"all {made[0]} steps are done, nothing is trained: give more to go on (--steps)")
         async with Session(trainer, folder, solve, observers) as session:
             _add_observers(session)
             run = await open_run(session, train, validation)

@@ -42,6 +42,16 @@ def test_try_says_what_to_do_where_nothing_is_earned(call, tmp_path):
     assert "hold it to a schema (response_format)" in said
 
 
+def test_try_says_that_a_misspelt_agent_would_end_the_training(call, tmp_path):
+    script = tmp_path / "misspelt.py"
+    script.write_text(SCRIPT.read_text().replace('agents=["writer"]', 'agents=["wirter"]'))
+    status, said = call("try", script)
+    assert status == 0, said
+    assert "training would end: agents=['wirter']: no call so far came from 'wirter'" in said
+    assert "did you mean 'writer'?" in said
+    assert "training would end" not in call("try", SCRIPT)[1]
+
+
 def test_a_trained_run_is_asked_why_and_what_if(call, tmp_path):
     run = tmp_path / "run"
     assert call("train", DIFFERING, "--folder", run, "--steps", 1)[0] == 0

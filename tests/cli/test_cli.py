@@ -106,6 +106,7 @@ def test_runs_and_show_report_what_training_left(finished):
     listed = run("runs", folder.parent)
     assert re.search(r"small +finished +3 +.+ → .+ +\d+ MiB ", listed.stdout), listed.stdout
     shown = run("show", folder)
+    assert "Exported after update" in shown.stdout
     assert "3 steps" in shown.stdout
     assert re.search(r"writer\s+yes", shown.stdout)
     assert re.search(r"critic\s+no", shown.stdout)
@@ -199,6 +200,9 @@ def test_ctrl_c_is_clean_and_resume_goes_on(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming after step {made}" in resumed.stderr
     assert json.loads((folder / "summary.json").read_text())["steps"] == made + 2
+    again = run("train", script, "--resume", "--steps", made + 2, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert f"all {made + 2} steps are done, nothing is trained" in again.stderr
 
 
 def test_sigterm_ends_a_process_that_ignores_ctrl_c_in_order(tmp_path):

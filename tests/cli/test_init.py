@@ -98,6 +98,17 @@ def test_tasks_are_read_as_other_programs_write_them(tmp_path: Path) -> None:
     assert json.loads(told.stdout) == [[{"message": each} for each in said]] * 2
 
 
+def test_a_line_that_is_no_task_is_named(tmp_path: Path) -> None:
+    for name, text in read_starter(Starter.PLAIN).items():
+        (tmp_path / name).write_text(text)
+    for line, why in (('{"message": "one" "team"}', "Expecting ',' delimiter"), ("7", "'int' object")):
+        (tmp_path / "own.jsonl").write_text(f'{{"message": "one"}}\n\n{line}\n')
+        read = "import train; train.read_tasks('own.jsonl')"
+        told = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True)
+        assert told.returncode == 1
+        assert told.stderr.startswith(f"own.jsonl:3: {why}"), told.stderr
+
+
 def test_tasks_are_of_each_team_and_none_is_in_both_splits() -> None:
     rows = [json.loads(line) for line in read_starter(Starter.PLAIN)["tasks.jsonl"].splitlines()]
     assert len({row["message"] for row in rows}) == len(rows)

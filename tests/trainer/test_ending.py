@@ -168,6 +168,8 @@ def test_the_end_says_why_the_last_version_was_exported(
     summary = fit(tmp_path / "run", [0.5], steps=2, progress=True)
     why = "after update 2 of 2, the last: no other was evaluated (evaluate_every=10 evaluates every tenth)."
     assert why in " ".join(capfd.readouterr().err.split())
+    later = summary.model_copy(update={"settings": {**summary.settings, "evaluate_every": 4}})
+    assert str(exported_note(later)).endswith("no other was evaluated (evaluate_every=4 comes later).")
     without = exported_note(summary.model_copy(update={"before": None, "after": None}))
     assert without == (
         "Exported after update 2 of 2, the last: without held-out tasks no version is known to be better."

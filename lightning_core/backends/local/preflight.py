@@ -66,7 +66,7 @@ def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPla
         *size.facts(settings.lora),
         ("machine", f"{WHERE}, on {device.type}; {settings.max_batch} replies at a time"),
         ("memory to train", str(training)),
-        *((("memory to serve", serving(settings, size, card)),) if device.type == "cuda" else ()),
+        ("memory to serve", serving(settings, size, card)),
         ("learning rate", f"{rate:.3g} after {settings.warmup_steps} steps"),
         ("a pass", f"{tokens:,} tokens"),
     )
