@@ -21,11 +21,10 @@ from lightning_core.records.types import Attempt, Call, Reward, Rollout, Status,
 from lightning_core.stores import postgres, postgres_connection
 from lightning_core.stores.notifications import KINDS, QUEUED, Notifications
 from lightning_core.stores.postgres import NoticeChannels, PostgresListener, PostgresStore
-from lightning_core.stores.postgres_connection import MARK, escape, may_pass, place_of, unescape
+from lightning_core.stores.postgres_connection import may_pass, place_of
 from lightning_core.trainer.plan import RolloutPlan
 from tests.build import make_call
 from tests.stores.cutting import Relay, relayed
-from tests.stores.hearing import TRIES, cancel_until_heard
 from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, serving
 from tests.stores.redis_server import free_port
 
@@ -217,50 +216,6 @@ async def test_a_store_opens_and_hears_whatever_answer_is_lost_meanwhile(
     assert relay.cuts >= 2
 
 
-async def test_one_who_waits_hears_what_happens_after_a_crash(
-    frail: PostgresServer, never_looks: None
-) -> None:
-    url = frail.url(schema="waits")
-    async with PostgresStore(url) as store, PostgresStore(url) as other:
-        await store.enqueue(rollouts(1))
-        (attempt,) = await store.lease("w", 1, PATIENT)
-        finishing = asyncio.create_task(store.wait_finished(["r0"]))
-        waiting = asyncio.create_task(store.wait_queued(PATIENT * 10))
-        await asyncio.sleep(0.05)
-        await asyncio.to_thread(frail.crash)
-        await asyncio.to_thread(frail.start)
-        await other.finish(attempt, reward=1.0)
-        await other.enqueue([one.model_copy(update={"id": "next"}) for one in rollouts(1)])
-        async with asyncio.timeout(PATIENT):
-            assert [one.status for one in await finishing] == [Status.SUCCEEDED]
-            assert await waiting
-
-
-async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_again_when_it_is_back(
-    frail: PostgresServer,
-) -> None:
-    async with PostgresStore(frail.url(schema="away"), server_timeout=2) as store:
-        await store.enqueue(rollouts(1))
-        await asyncio.to_thread(frail.crash)
-        with pytest.raises(StoreError, match=r"can't be reached: check that the server runs.*refused"):
-            await store.enqueue(rollouts(2))
-        await asyncio.to_thread(frail.start)
-        assert await store.enqueue(rollouts(2)) == 1
-
-
-async def test_a_store_may_be_closed_while_its_server_is_gone(frail: PostgresServer) -> None:
-    async with PostgresStore(frail.url(schema="closed"), server_timeout=3600) as store:
-        await asyncio.to_thread(frail.crash)
-        adding = asyncio.create_task(store.enqueue(rollouts(1)))
-        await asyncio.sleep(0.05)
-        assert not adding.done()
-    with pytest.raises(StoreError, match="can't be reached"):
-        await adding
-    with pytest.raises(StoreError, match="is not open"):
-        await store.enqueue(rollouts(1))
-    await asyncio.to_thread(frail.start)
-
-
 async def test_who_hears_news_hangs_up_if_closed_just_as_the_server_is_back(postgres_url: str) -> None:
     made: list[psycopg.Connection] = []
     away, connecting, closing = threading.Event(), threading.Event(), threading.Event()
@@ -284,52 +239,7 @@ async def test_who_hears_news_hangs_up_if_closed_just_as_the_server_is_back(post
     assert [connection.closed for connection in made] == [True]
 
 
-async def test_what_can_not_be_stored_harms_no_other_of_the_same_moment(store: PostgresStore) -> None:
-    await store.enqueue(rollouts(1))
-    (attempt,) = await store.lease("w", 1, PATIENT)
-    calls = [call(attempt, f"c{i}", policy_version=i) for i in range(40)]
-    calls[20] = calls[20].model_copy(update={"policy_version": 2**70})
-    results = await asyncio.gather(*map(store.add_call, calls), return_exceptions=True)
-    assert [i for i, result in enumerate(results) if result is not None] == [20]
-    assert isinstance(results[20], StoreError)
-    assert "64 bits" in str(results[20])
-    assert len((await store.get_calls(["r0"]))["r0"]) == 39
-    with pytest.raises(StoreError, match="-1 is not a token id"):
-        await store.add_call(call(attempt, prompt_ids=[1, -1]))
-
-
 # sharing --------------------------------------------------------------------------------------
-async def test_processes_never_share_a_rollout_and_wake_who_waits_for_them(
-    postgres_url: str, never_looks: None
-) -> None:
-    async with PostgresStore(postgres_url) as store:
-        await store.enqueue(rollouts(300))
-        waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(300)]))
-        workers = [start(postgres_url, "lease") for _ in range(2)]
-        finished = await asyncio.wait_for(waiting, PATIENT)
-        outputs = [(await asyncio.to_thread(worker.communicate))[0].split() for worker in workers]
-    assert {(one.status, one.attempts) for one in finished} == {(Status.SUCCEEDED, 1)}
-    done = [name for output in outputs for name in output]
-    assert len(done) == len(set(done)) == 300
-
-
-async def test_another_store_hears_of_work_and_of_cancellations(postgres_url: str, never_looks: None) -> None:
-    async with PostgresStore(postgres_url) as trainer, PostgresStore(postgres_url) as worker:
-        for more in ("", "ü" * 500):  # a notice can't hold the second one
-            names = [f"r{number}{more}" for number in range(TRIES)]
-            waiting = asyncio.create_task(worker.wait_queued(PATIENT * 10))
-            await trainer.enqueue([rollouts(1)[0].model_copy(update={"id": name}) for name in names])
-            async with asyncio.timeout(PATIENT):
-                assert await waiting
-            await worker.lease(f"w{more}", TRIES, PATIENT * 10)
-            waiting = asyncio.create_task(worker.wait_cancelled(f"w{more}", PATIENT * 10))
-            finishing = asyncio.create_task(worker.wait_finished(names[:1]))
-            await cancel_until_heard(waiting, names, lambda name: trainer.cancel([name]))
-            async with asyncio.timeout(PATIENT):
-                assert await waiting
-                assert [one.status for one in await finishing] == [Status.CANCELLED]
-
-
 @pytest.mark.parametrize("foreign", ["hello", "5", "{}", '["r0", {}]'])
 async def test_a_notice_of_another_program_harms_nobody(
     postgres_url: str, never_looks: None, foreign: str
@@ -364,14 +274,6 @@ async def test_news_come_through_however_long_the_name_of_the_schema_is(
             assert await waiting
 
 
-async def test_the_end_of_thousands_is_told_whole(never_looks: None, store: PostgresStore) -> None:
-    await store.enqueue(rollouts(3000))
-    waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(3000)]))
-    await asyncio.sleep(0.05)
-    assert await store.cancel([f"r{i}" for i in range(3000)]) == 3000
-    assert len(await asyncio.wait_for(waiting, PATIENT)) == 3000
-
-
 # locks ----------------------------------------------------------------------------------------
 async def test_a_lock_that_is_held_too_long_is_told_and_may_pass(postgres_url: str) -> None:
     async with PostgresStore(postgres_url, server_timeout=0.2) as store:
@@ -387,14 +289,6 @@ async def test_a_lock_that_is_held_too_long_is_told_and_may_pass(postgres_url: s
 
 
 # its schema -----------------------------------------------------------------------------------
-async def test_many_may_make_the_same_store_at_once(postgres_url: str) -> None:
-    stores = [PostgresStore(postgres_url) for _ in range(8)]
-    await asyncio.gather(*(store.__aenter__() for store in stores))
-    added = await asyncio.gather(*(store.enqueue(rollouts(5)) for store in stores))
-    await asyncio.gather(*(store.__aexit__() for store in stores))
-    assert sum(added) == 5
-
-
 async def test_a_store_of_the_version_before_is_read_with_the_places_in_its_ids(postgres_url: str) -> None:
     asked, other = RolloutPlan("run", 2, retry=1).train([Task(input={})], 2), rollouts(1)
     async with PostgresStore(postgres_url) as store:
@@ -428,23 +322,6 @@ async def test_tables_of_another_program_are_left_alone(postgres_url: str) -> No
         assert other.execute(
             "SELECT count(*) FROM pg_tables WHERE schemaname = %s", [place.schema]
         ).fetchone()
-
-
-@pytest.mark.parametrize("text", ["", "plain", "nul \0 in it", MARK, f"{MARK}0000", "é🦜\n"])
-async def test_every_text_comes_back_whole_wherever_it_stands(store: PostgresStore, text: str) -> None:
-    assert unescape(escape(text)) == text
-    named = "" if set(text) & {"\0", "\ud83e"} else text  # no id has these
-    of_it = {"id": f"id {named}", "group_id": f"g {named}", "task": Task(input={"text": text})}
-    (asked,) = [one.model_copy(update=of_it) for one in rollouts(1)]
-    assert await store.enqueue([asked]) == 1
-    assert await store.enqueue([asked]) == 0
-    (attempt,) = await store.lease(f"worker {named}", 1, PATIENT)
-    (kept,) = await store.heartbeat([attempt], PATIENT)
-    failed = await store.finish(kept, error=text)
-    assert (failed.id, failed.group_id, failed.error) == (asked.id, asked.group_id, text)
-    assert failed.task == asked.task
-    assert await store.finish(kept, error=text) == failed
-    assert await store.wait_finished([asked.id]) == [failed]
 
 
 # refusals -------------------------------------------------------------------------------------
@@ -491,13 +368,6 @@ async def refusal(url: str) -> str:
     return str(refused.value)
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
-    port = free_port()
-    said = await refusal(f"postgresql://user:secret@127.0.0.1:{port}/db")
-    assert f"'postgresql://user@127.0.0.1:{port}/db' can't be reached: check that the server runs" in said
-    assert "secret" not in said
-
-
 async def test_a_database_that_is_not_there_is_named(postgres_server: str) -> None:
     database = conninfo_to_dict(postgres_server)["dbname"]
     said = await refusal(re.sub(rf"(?<!/)/{database}\b", "/nowhere", postgres_server))
@@ -513,16 +383,6 @@ async def test_a_wrong_password_is_told_and_not_shown(postgres_server: str) -> N
     assert "secret" not in said
     said = await refusal(postgres_server.replace("postgres@", f"{GUARDED}:right@") + "?schema=locked")
     assert "may not be written by this user: grant it CREATE" in said
-
-
-def test_a_missing_driver_names_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['psycopg'] = None\n"
-        "from lightning_core.plugins import load_plugins\n"
-        "load_plugins(only=[]).part('store', 'postgresql')('postgresql://h/d')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "pip install 'agent-lightning-core[postgres]'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from lightning_core.trainer.plan import RolloutPlan
 from tests.build import make_call
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
-from tests.stores.redis_server import RedisServer, free_port, serving
+from tests.stores.redis_server import RedisServer, serving
 
 ROOT = Path(__file__).parents[2]
 PATIENT = 300.0
@@ -193,35 +193,6 @@ async def test_an_operation_whose_answer_was_lost_is_carried_out_once(
     assert relay.cuts >= 1
 
 
-async def test_one_who_waits_hears_what_happens_after_a_crash(frail: RedisServer) -> None:
-    url = f"{frail.url}?prefix=waits:"
-    async with RedisStore(url) as store, RedisStore(url) as other:
-        await store.enqueue(rollouts(1))
-        (attempt,) = await store.lease("w", 1, PATIENT)
-        ending = asyncio.create_task(store.wait_finished(["r0"]))
-        idling = asyncio.create_task(store.wait_queued(NEVER))
-        await asyncio.sleep(0.05)
-        await asyncio.to_thread(frail.kill)
-        await asyncio.to_thread(frail.start)
-        await other.finish(attempt, reward=1.0)
-        await other.enqueue([one.model_copy(update={"id": "next"}) for one in rollouts(1)])
-        async with asyncio.timeout(PATIENT):
-            assert [one.status for one in await ending] == [Status.SUCCEEDED]
-            assert await idling
-
-
-async def test_a_server_that_stays_away_is_told_in_words_and_the_store_works_again_when_it_is_back(
-    frail: RedisServer,
-) -> None:
-    async with RedisStore(f"{frail.url}?prefix=away:", server_timeout=0.2) as store:
-        await store.enqueue(rollouts(1))
-        await asyncio.to_thread(frail.kill)
-        with pytest.raises(StoreError, match=r"can't be reached: start the server.*refused"):
-            await store.enqueue(rollouts(2))
-        await asyncio.to_thread(frail.start)
-        assert await store.enqueue(rollouts(2)) == 1
-
-
 async def test_a_server_that_hangs_is_asked_again_and_does_nothing_twice(
     frail: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,19 +233,6 @@ async def test_a_try_that_comes_after_a_later_one_takes_nothing(store: RedisStor
         driver.close(connection)
 
 
-async def test_a_store_may_be_closed_while_its_server_is_gone(frail: RedisServer) -> None:
-    async with RedisStore(f"{frail.url}?prefix=closed:", server_timeout=NEVER) as store:
-        await asyncio.to_thread(frail.kill)
-        adding = asyncio.create_task(store.enqueue(rollouts(1)))
-        await asyncio.sleep(0.05)
-        assert not adding.done()
-    with pytest.raises(StoreError, match="can't be reached"):
-        await adding
-    with pytest.raises(StoreError, match="is not open"):
-        await store.enqueue(rollouts(1))
-    await asyncio.to_thread(frail.start)
-
-
 async def test_scripts_that_the_server_forgot_are_given_to_it_again(
     store: RedisStore, redis_server: str
 ) -> None:
@@ -284,19 +242,6 @@ async def test_scripts_that_the_server_forgot_are_given_to_it_again(
 
 
 # sharing --------------------------------------------------------------------------------------
-async def test_processes_never_share_a_rollout_and_wake_who_waits_for_them(
-    store: RedisStore, redis_url: str
-) -> None:
-    await store.enqueue(rollouts(300))
-    waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(300)]))
-    workers = [start(redis_url, "lease") for _ in range(2)]
-    finished = await asyncio.wait_for(waiting, PATIENT)
-    outputs = [(await asyncio.to_thread(worker.communicate))[0].split() for worker in workers]
-    assert {(one.status, one.attempts) for one in finished} == {(Status.SUCCEEDED, 1)}
-    done = [name for output in outputs for name in output]
-    assert len(done) == len(set(done)) == 300
-
-
 async def test_a_killed_process_loses_nothing_it_was_told_is_stored(
     store: RedisStore, redis_url: str
 ) -> None:
@@ -313,21 +258,6 @@ async def test_a_killed_process_loses_nothing_it_was_told_is_stored(
     assert len(told) >= 60
     assert told <= {one.id for one in kept}
     assert all(len(one.prompt_ids or []) == 1000 for one in kept)
-
-
-async def test_another_store_hears_of_work_and_of_cancellations(store: RedisStore, redis_url: str) -> None:
-    async with RedisStore(redis_url) as trainer:
-        waiting = asyncio.create_task(store.wait_queued(NEVER))
-        await trainer.enqueue(rollouts(TRIES))
-        async with asyncio.timeout(PATIENT):
-            assert await waiting
-        mine = [attempt.rollout.id for attempt in await store.lease("w", TRIES, NEVER)]
-        waiting = asyncio.create_task(store.wait_cancelled("w", NEVER))
-        finishing = asyncio.create_task(store.wait_finished(mine[:1]))
-        await cancel_until_heard(waiting, mine, lambda name: trainer.cancel([name]))
-        async with asyncio.timeout(PATIENT):
-            assert await waiting
-            assert [one.status for one in await finishing] == [Status.CANCELLED]
 
 
 @pytest.mark.parametrize("harm", ["no subscriptions", "hung up under the reader"])
@@ -366,14 +296,6 @@ async def test_any_number_of_workers_share_one_subscription(
     with redis.Redis.from_url(redis_server) as client:
         prefix = redis_url.partition("prefix=")[2]
         assert len(client.pubsub_channels(f"{prefix}*")) == 1
-
-
-async def test_the_end_of_thousands_is_told_whole(store: RedisStore) -> None:
-    await store.enqueue(rollouts(3000))
-    waiting = asyncio.create_task(store.wait_finished([f"r{i}" for i in range(3000)]))
-    await asyncio.sleep(0.05)
-    assert await store.cancel([f"r{i}" for i in range(3000)]) == 3000
-    assert len(await asyncio.wait_for(waiting, PATIENT)) == 3000
 
 
 async def test_one_who_waits_for_work_wakes_when_a_lease_runs_out(store: RedisStore) -> None:
@@ -434,33 +356,6 @@ async def test_prefixes_and_databases_are_stores_of_their_own(redis_url: str) ->
 
 
 # values ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("text", ["", "plain", "nul \0 in it", "a:b", "é🦜\n"])
-async def test_every_text_comes_back_whole_wherever_it_stands(store: RedisStore, text: str) -> None:
-    named = "" if set(text) & {"\0", "\ud83e"} else text  # no id has these
-    of_it = {"id": f"id {named}", "run_id": f"run {named}", "task": Task(input={"text": text})}
-    (asked,) = [one.model_copy(update=of_it) for one in rollouts(1)]
-    assert await store.enqueue([asked]) == 1
-    assert await store.enqueue([asked]) == 0
-    (attempt,) = await store.lease(f"worker {named}", 1, PATIENT, run_id=asked.run_id)
-    (kept,) = await store.heartbeat([attempt], PATIENT)
-    assert (kept.worker, kept.rollout.task) == (f"worker {named}", asked.task)
-    failed = await store.finish(kept, error=text)
-    assert (failed.id, failed.run_id, failed.error) == (asked.id, asked.run_id, text)
-    assert await store.finish(kept, error=text) == failed
-    assert await store.wait_finished([asked.id]) == [failed]
-    assert await store.find_rollouts(asked.run_id) == [failed]
-
-
-async def test_what_can_not_be_stored_harms_no_other_of_the_same_moment(store: RedisStore) -> None:
-    await store.enqueue(rollouts(1))
-    (attempt,) = await store.lease("w", 1, PATIENT)
-    calls = [call(attempt, f"c{i}", prompt_ids=[-1 if i == 20 else i]) for i in range(40)]
-    results = await asyncio.gather(*map(store.add_call, calls), return_exceptions=True)
-    assert [i for i, result in enumerate(results) if result is not None] == [20]
-    assert "-1 is not a token id" in str(results[20])
-    assert len((await store.get_calls(["r0"]))["r0"]) == 39
-
-
 async def test_calls_and_events_that_started_at_once_stay_in_the_order_they_came(store: RedisStore) -> None:
     await store.enqueue(rollouts(1))
     (attempt,) = await store.lease("w", 1, PATIENT)
@@ -494,14 +389,6 @@ async def test_what_is_given_twice_in_one_operation_keeps_its_first_place(store:
 
 
 # its place in the server ----------------------------------------------------------------------
-async def test_many_may_make_the_same_store_at_once(redis_url: str) -> None:
-    stores = [RedisStore(redis_url) for _ in range(8)]
-    await asyncio.gather(*(store.__aenter__() for store in stores))
-    added = await asyncio.gather(*(store.enqueue(rollouts(5)) for store in stores))
-    await asyncio.gather(*(store.__aexit__() for store in stores))
-    assert sum(added) == 5
-
-
 async def test_a_store_of_the_version_before_is_read_with_the_places_in_its_ids(
     redis_url: str, redis_server: str
 ) -> None:
@@ -565,28 +452,11 @@ def test_users_databases_and_options_are_understood() -> None:
     assert "p@ss" not in repr(place)
 
 
-def test_a_missing_driver_is_told_with_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['redis'] = None\n"
-        "from lightning_core.errors import ConfigError\nfrom lightning_core.plugins import load_plugins\n"
-        "try:\n    load_plugins([]).part('store', 'redis')\nexcept ConfigError as error:\n    print(error)\n"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'agent-lightning-core[redis]'" in printed
-
-
 async def refusal(url: str) -> str:
     with pytest.raises(StoreError) as refused:
         async with RedisStore(url):
             pass
     return str(refused.value)
-
-
-async def test_a_server_that_is_not_there_is_named() -> None:
-    port = free_port()
-    said = await refusal(f"redis://user:secret@127.0.0.1:{port}/0")
-    assert f"'redis://user@127.0.0.1:{port}/0' can't be reached: start the server" in said
-    assert "secret" not in said
 
 
 async def test_a_database_that_is_not_there_is_named(frail: RedisServer) -> None:
