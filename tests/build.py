@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_core.cli import main
-from lightning_core.records.types import Call, Transition
+from lightning_core.records.types import Call, Rollout, Task, Transition
 
 
 def agentlightning(*words: object) -> int:
@@ -19,6 +19,13 @@ def agentlightning(*words: object) -> int:
         with pytest.raises(SystemExit) as ended:
             main()
     return int(ended.value.code or 0)
+
+
+def make_rollouts(count: int, name: str = "r", **fields: Any) -> list[Rollout]:
+    """Queued rollouts of one group, each of a task of its own, with these fields in place of their own."""
+    given = {"run_id": "run", "group_id": "g", "step": 0}
+    made = ({"id": f"{name}{i}", "task": Task(input={"i": i}), **given, **fields} for i in range(count))
+    return [Rollout.model_validate(each) for each in made]
 
 
 def make_call(name: str = "c", *, at: float = 0.0, **fields: Any) -> Call:

@@ -23,6 +23,7 @@ from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.tracing.scope import Scope, current_scope, report
 from lightning_core.tracing.tools import report_tool
+from tests.build import make_rollouts as rollouts
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -34,13 +35,6 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 def scope_for(attempt: Attempt) -> Scope:
     return Scope(attempt.rollout.id, attempt.number, "http://127.0.0.1:1", token=f"key-{attempt.rollout.id}")
-
-
-def rollouts(count: int, **fields: Any) -> list[Rollout]:
-    return [
-        Rollout(id=f"r{i}", run_id="run", task=Task(input={"i": i}), group_id="g", step=0, **fields)
-        for i in range(count)
-    ]
 
 
 @asynccontextmanager

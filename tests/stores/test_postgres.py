@@ -24,6 +24,7 @@ from lightning_core.stores.postgres import NoticeChannels, PostgresListener, Pos
 from lightning_core.stores.postgres_connection import may_pass, place_of
 from lightning_core.trainer.plan import RolloutPlan
 from tests.build import make_call
+from tests.build import make_rollouts as rollouts
 from tests.stores.cutting import Relay, relayed
 from tests.stores.postgres_server import GUARDED, OWN_URL, PostgresServer, serving
 from tests.stores.redis_server import free_port
@@ -31,22 +32,6 @@ from tests.stores.redis_server import free_port
 ROOT = Path(__file__).parents[2]
 PATIENT = 300.0
 ours = pytest.mark.skipif(OWN_URL in os.environ, reason="needs a server that the test may set up")
-
-
-def rollouts(count: int, **fields: object) -> list[Rollout]:
-    return [
-        Rollout.model_validate(
-            {
-                "id": f"r{i}",
-                "run_id": "run",
-                "task": Task(input={"i": i}),
-                "group_id": "g",
-                "step": 0,
-                **fields,
-            }
-        )
-        for i in range(count)
-    ]
 
 
 def call(attempt: Attempt, name: str = "c", **fields: object) -> Call:

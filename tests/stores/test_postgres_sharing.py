@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from lightning_core.errors import LightningError, StoreError
-from lightning_core.records.types import Attempt, Call, Rollout, Status, Task
+from lightning_core.records.types import Attempt, Call, Rollout, Status
 from lightning_core.stores import postgres_connection
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.postgres_connection import place_of
-from tests.build import make_call
+from tests.build import make_call, make_rollouts
 from tests.stores.cutting import relayed
 from tests.stores.postgres_server import OWN_URL
 
@@ -25,8 +25,7 @@ ours = pytest.mark.skipif(OWN_URL in os.environ, reason="needs a server on this 
 
 
 def rollouts(count: int, name: str = "r", **fields: object) -> list[Rollout]:
-    given = {"run_id": "run", "task": Task(input={}), "group_id": "g", "step": 0, "max_attempts": 2, **fields}
-    return [Rollout.model_validate({"id": f"{name}{i}", **given}) for i in range(count)]
+    return make_rollouts(count, name, **{"max_attempts": 2, **fields})
 
 
 def call(attempt: Attempt) -> Call:

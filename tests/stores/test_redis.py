@@ -22,6 +22,7 @@ from lightning_core.stores.redis_connection import read_url
 from lightning_core.stores.redis_store import RedisDriver, RedisStore
 from lightning_core.trainer.plan import RolloutPlan
 from tests.build import make_call
+from tests.build import make_rollouts as rollouts
 from tests.stores.cutting import Relay, relayed
 from tests.stores.hearing import TRIES, cancel_until_heard
 from tests.stores.redis_server import RedisServer, serving
@@ -29,13 +30,6 @@ from tests.stores.redis_server import RedisServer, serving
 ROOT = Path(__file__).parents[2]
 PATIENT = 300.0
 NEVER = 3600.0
-
-
-def rollouts(count: int, **fields: object) -> list[Rollout]:
-    given = {"run_id": "run", "group_id": "g", "step": 0, **fields}
-    return [
-        Rollout.model_validate({"id": f"r{i}", "task": Task(input={"i": i}), **given}) for i in range(count)
-    ]
 
 
 def call(attempt: Attempt, name: str = "c", **fields: object) -> Call:

@@ -13,12 +13,13 @@ from typing import Any, Final
 import pytest
 
 from lightning_core.errors import StoreError
-from lightning_core.records.types import Rollout, Status, Task
+from lightning_core.records.types import Status, Task
 from lightning_core.stores import postgres, redis_store
 from lightning_core.stores.postgres import PostgresStore
 from lightning_core.stores.postgres_connection import MARK, escape, unescape
 from lightning_core.stores.redis_store import RedisStore
 from tests.build import make_call
+from tests.build import make_rollouts as rollouts
 from tests.stores import postgres_server, redis_server
 from tests.stores.hearing import TRIES, cancel_until_heard
 
@@ -100,12 +101,6 @@ def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves waiting clients to the server's messages alone."""
     for module in (postgres, redis_store):
         monkeypatch.setattr(module, "LOOK_SECONDS", NEVER)
-
-
-def rollouts(count: int) -> list[Rollout]:
-    given = {"run_id": "run", "group_id": "g", "step": 0}
-    tasks = [Task(input={"i": i}) for i in range(count)]
-    return [Rollout.model_validate({"id": f"r{i}", "task": task, **given}) for i, task in enumerate(tasks)]
 
 
 def lease_all(url: str) -> subprocess.Popen[str]:

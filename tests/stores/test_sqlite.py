@@ -19,11 +19,12 @@ import pytest
 from pydantic import PrivateAttr
 
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.records.types import Call, Reward, Rollout, Run, Span, Status, Task
+from lightning_core.records.types import Call, Reward, Run, Span, Status, Task
 from lightning_core.stores import sql, sqlite
 from lightning_core.stores.sqlite import MemoryStore, SqliteConnection, SqliteStore
 from lightning_core.stores.workers import Operation
 from lightning_core.trainer.plan import RolloutPlan
+from tests.build import make_rollouts as rollouts
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,13 +32,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'runs.db'}"
-
-
-def rollouts(count: int) -> list[Rollout]:
-    return [
-        Rollout(id=f"r{i}", run_id="run", task=Task(input={"i": i}), group_id="g", step=0)
-        for i in range(count)
-    ]
 
 
 def start(url: str, job: str) -> subprocess.Popen[str]:
