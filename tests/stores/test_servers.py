@@ -36,7 +36,7 @@ class Kind:
     begins: str
     """How a URL begins, up to the host."""
     away: str
-    """What to do where no server is reached."""
+    """Advice where no server is reached."""
     unfit: dict[str, Any]
     """A field of a call that it can't hold."""
     why: str
