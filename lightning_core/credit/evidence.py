@@ -44,7 +44,7 @@ from lightning_core.credit.base import (
 )
 from lightning_core.credit.significance import Floats, PairSums, Whole, between_groups, matters, pairs_within
 from lightning_core.credit.tabular import Turn, Visit, VisitTable, of_table
-from lightning_core.credit.whole import uniform
+from lightning_core.credit.whole import by_return
 from lightning_core.experience.returns import total_return
 from lightning_core.ranges import check_range
 from lightning_core.records.types import Key, Trajectory
@@ -191,7 +191,7 @@ class GroupCalls:
                 made[1:1] = [until, Part(AFTER, float(others[i]), float(share))]
             parts[visit.transition.key] = tuple(part._replace(factor=weight * part.factor) for part in made)
         made_of = of_table(self.table, lambda visit, _: parts[visit.transition.key])
-        return [replace(made_of, measured=uniform(self._group)[0].peers)]
+        return [replace(made_of, measured=by_return(self._group).peers)]
 
 
 def number_alike(calls: Sequence[GroupCalls]) -> None:

@@ -93,7 +93,7 @@ function line(node, names) {
     return [h("span.who", {}, h("span.icon", {}, "⚙"), h("b", {}, node.name), node.error && h("i.tag.bad", {}, node.error_type || "failed")),
       h("span.what", {}, short(node.error || node.result || "", 80)), h("span.fig.quiet", {}, lasting(node.ended_at - node.started_at))];
   if (node.kind === "reward")
-    return [h("span.who", {}, h("span.icon", {}, "★"), h("b", {}, node.final ? "final reward" : node.source.replace("air:", ""))),
+    return [h("span.who", {}, h("span.icon", {}, "★"), h("b", {}, node.final ? `final reward${node.agent ? ` of ${node.agent}` : ""}` : node.source.replace("air:", ""))),
       h("span.what", {}, short(node.reason || "", 80)), h("span.fig", {}, reward(node.value))];
   return [h("span.who", {}, h("span.icon", {}, "◦"), h("b", {}, node.name), node.error !== null && h("i.tag.bad", {}, "failed")),
     h("span.what", {}, short(String(node.attributes["db.statement"] ?? node.attributes["gen_ai.tool.name"] ?? ""), 80)),
