@@ -266,7 +266,7 @@ def test_intervals_hold_the_estimate_and_pair_the_seeds() -> None:
 
 def test_a_quick_run_writes_record_page_and_plot(tmp_path: Path) -> None:
     page, record = tmp_path / "results.md", tmp_path / "credit.json"
-    page.write_text("# Results\n\n## Benchmarks\n\nThe end.\n")
+    page.write_text("# Results\n\nThe first.\n")
     where = ["--record", str(record), "--page", str(page), "--environments", "chain, fifth", "--quick"]
     main([*where, "--methods", "uniform", "state"])
     main([*where, "--methods", "gae"])
@@ -276,13 +276,13 @@ def test_a_quick_run_writes_record_page_and_plot(tmp_path: Path) -> None:
     text = page.read_text()
     assert text == insert(text, Section(), render(read(record)))
     assert "| uniform | 0.04 |" in text
-    assert text.endswith("## Benchmarks\n\nThe end.\n")
+    assert text.startswith("# Results\n\nThe first.\n\n## Credit methods, where the truth is known\n")
     assert (tmp_path / "results-credit.png").stat().st_size > 1000
 
 
 def test_what_is_missing_is_added_and_the_rest_left_alone(tmp_path: Path) -> None:
     page, path = tmp_path / "results.md", tmp_path / "credit.json"
-    page.write_text("# Results\n\n## Benchmarks\n\nThe end.\n")
+    page.write_text("# Results\n\nThe first.\n")
     environment = "chain, fifth step decides"
     where = ["--record", str(path), "--page", str(page), "--environments", environment, "--quick"]
     main([*where, "--methods", "uniform"])
