@@ -29,7 +29,7 @@ from lightning_core.records.types import Alert, Integer, Member, Metrics, Record
 from lightning_core.stores import base
 from lightning_core.stores.base import Store
 from lightning_core.stores.heartbeat import living
-from lightning_core.stores.versions import POLICY, Document, read_number
+from lightning_core.stores.versions import Document, is_weights, read_number
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 
@@ -180,8 +180,8 @@ async def list_resources(run_id: str, caller: Client, name: str = "policy") -> R
 
 def _check_content(version: ResourceVersion) -> None:
     """Raise FieldError for a version whose content is not what its name says."""
-    if version.name == POLICY and version.kind != "weights":
-        raise FieldError("kind", f"is {version.kind!r}; versions of {POLICY!r} are weights")
+    if is_weights(version.name) and version.kind != "weights":
+        raise FieldError("kind", f"is {version.kind!r}; versions of {version.name!r} are weights")
     if Document.CHOICES.has(version.name) and read_number(version.uri or "") is None:
         raise FieldError("uri", f"is {version.uri!r}; a choice names a version by its number, such as '12'")
 

@@ -113,6 +113,10 @@ class Backend(Protocol):
     async def export_version(self, source: str, folder: Path) -> None:
         """Write a version as a plain transformers folder (LoRA merged); also of a backend not started."""
 
+    def another(self) -> Backend:
+        """A backend of the same settings for a further policy of the run, not started; it is started after
+        this one. Needed only for `Trainer(policies=...)`. Raises UnsupportedError, by name."""
+
     async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
         """How far each tensor moved, the farthest first; also of a backend not started."""
 
@@ -173,6 +177,16 @@ def check_backend(backend: Backend, algorithm: Algorithm, *, first_phase: bool =
                 f"algorithm {algorithm.name!r} {why}, and backend {backend.name!r} has no {method!r} for "
                 f"that; use {instead}, or the local backend"
             )
+
+
+def check_policies(backend: Backend, policies: Sequence[str]) -> None:
+    """Raise UnsupportedError, by name, if the backend can't train several policies."""
+    if not callable(getattr(backend, "another", None)):
+        raise UnsupportedError(
+            f"policies={{...}} names {', '.join(map(repr, policies))}, and backend {backend.name!r} trains "
+            "one policy: leave policies out, or use the local backend"
+        )
+    backend.another()
 
 
 def check_versions(backend: Backend, method: str) -> None:

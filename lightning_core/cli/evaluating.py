@@ -147,6 +147,7 @@ def run_policy(trainer: Trainer, solve: Any, tasks: Sequence[Task], name: str, f
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # weights may be too large for /tmp
         changed = with_policy(trainer, name, Path(scratch) / "policy")
         changed = replace(changed, steps=0, folder=folder, store=None, resume=False, progress=False)
+        changed = replace(changed, policies={})  # one policy plays every agent
         Trainer.fit(changed, solve, validation=tasks)
     shutil.rmtree(folder / "policy", ignore_errors=True)  # the weights lie where they came from
     return asyncio.run(_read_score(name, folder))

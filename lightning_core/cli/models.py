@@ -33,12 +33,15 @@ from lightning_core.stores.versions import (
     choose,
     find_current,
     get_version,
+    is_weights,
     list_choices,
     read_number,
+    weights_of,
 )
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import check_there
 from lightning_core.trainer.parts import open_reader, open_store
+from lightning_core.trainer.roles.gateway import policies_of
 
 _SHOWN: Final = 12
 """Tensors that a comparison lists."""
@@ -77,7 +80,7 @@ def options(
     store: Annotated[
         str | None, typer.Option(help="URL of the run's store, if its folder is not on this machine.")
     ] = None,
-    name: Annotated[str, typer.Option(help="The weights, or the name of a prompt.")] = POLICY,
+    name: Annotated[str, typer.Option(help="The weights, policy:NAME, or the name of a prompt.")] = POLICY,
 ) -> None:
     """List, compare, choose and export versions of a run's weights and prompts."""
     context.obj = _Where(store, name)
@@ -162,9 +165,19 @@ Versions = list[ResourceVersion]
 async def _read(store: Store, run_id: str, name: str) -> Versions:
     versions = await store.list_resources(run_id, name)
     if not versions:
-        what = "weights" if name == POLICY else f"prompt {name!r}"
-        raise ConfigError(f"run {run_id!r} has no {what} in this store; `agentlightning runs` lists the runs")
+        what = f"prompt {name!r}" if not is_weights(name) else "weights" if name == POLICY else repr(name)
+        named = await _named_weights(store, run_id)
+        others = f"; it has {', '.join([POLICY, *named])} (--name)" * bool(named)
+        raise ConfigError(
+            f"run {run_id!r} has no {what} in this store{others}; `agentlightning runs` lists the runs"
+        )
     return versions
+
+
+async def _named_weights(store: Store, run_id: str) -> list[str]:
+    """The names of the weights of a run's named policies."""
+    run = await store.find_run(run_id)
+    return [] if run is None else list(map(weights_of, dict.fromkeys(policies_of(run).values())))
 
 
 async def list_versions(run: str, store: str | None, name: str) -> None:
@@ -175,6 +188,9 @@ async def list_versions(run: str, store: str | None, name: str) -> None:
         for choice in await list_choices(opened, run_id, name):
             before = "" if choice.parent is None else f" in place of {choice.parent}"
             said = f"{choice.author} chose version {choice.uri}{before}, {_ago(choice.created_at)} ago"
+            console.print(said, markup=False, highlight=False)
+        if name == POLICY and (named := await _named_weights(opened, run_id)):
+            said = f"versions of its other policies: --name {' or '.join(named)}"
             console.print(said, markup=False, highlight=False)
 
 
@@ -260,7 +276,7 @@ def _moved(changes: Sequence[TensorChange], numbers: tuple[int, int]) -> Table:
 async def roll_back(run: str, store: str | None, name: str, version: int) -> None:
     """Make an earlier version the current one. Raises ConfigError while the run is trained."""
     async with open_versions(run, store, name) as (opened, run_id, versions):
-        if name == POLICY:
+        if is_weights(name):
             await check_not_trained(opened, run_id)
         before = find_current(versions)
         chosen = await choose(opened, run_id, version, author=_user(), name=name)
@@ -295,6 +311,12 @@ async def export_model(run: str, store: str | None, name: str, version: int, fol
 async def open_weights(run: str, version: int | None) -> AsyncIterator[tuple[Backend, ResourceVersion]]:
     """A backend that can export a version of a run's weights, and that version; None: the current one."""
     async with open_versions(run, None, POLICY) as (opened, run_id, versions):
+        if policies := policies_of(await get_run(opened, run_id)):
+            raise ConfigError(
+                f"run {run!r} has the policies {', '.join(dict.fromkeys(policies.values()))} beside its own, "
+                "and one of them is no run: export the one you mean (agentlightning models --name "
+                f"{weights_of(next(iter(policies.values())))} export), and name its folder"
+            )
         chosen = find_current(versions) if version is None else get_version(versions, version)
         if chosen is None:
             newest = versions[-1].version

@@ -350,7 +350,7 @@ def _place(rollout: Rollout) -> str:
 def _call(call: Call, full: bool, policy: str | None) -> Text:
     line = Text.assemble((call.agent, "bold cyan"), f"  {_tokens(call)}{_seconds(call)}")
     if full and call.endpoint is None and call.policy_version is not None:
-        line.append(f"  {transcript.answerer(call, policy)}, version {call.policy_version}", "dim")
+        line.append(f"  {transcript.answerer(call, policy)}, {transcript.version(call)}", "dim")
     if call.endpoint is not None:
         line.append(f"  seen only, answered by {call.endpoint}", "yellow")
     elif not call.trained:

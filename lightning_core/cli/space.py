@@ -16,7 +16,8 @@ from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import get_run
 from lightning_core.texts.terminal import Terminal, shown
-from lightning_core.trainer.folder import RunFolder
+from lightning_core.trainer.folder import PolicyFolder, RunFolder
+from lightning_core.trainer.roles.gateway import policies_of
 from lightning_core.trainer.versions import settle
 
 _Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/20260101-120000.")]
@@ -95,7 +96,10 @@ async def _prune(path: Path) -> None:
         async with open_run(path) as (store, run_id):
             run = await get_run(store, run_id)
             backend = load_plugins().part("backend", str(run.config.get("backend", "local")))
-            await settle(store, folder, backend if run.status == "finished" else None)
+            reader = backend if run.status == "finished" else None
+            await settle(store, folder, reader)
+            for name in dict.fromkeys(policies_of(run).values()):
+                await settle(store, PolicyFolder(folder, name), reader, name)
 
 
 def _runs_among(paths: Sequence[Path]) -> list[Path]:

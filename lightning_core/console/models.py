@@ -8,8 +8,17 @@ from typing import Any, Final
 from lightning_core.console.asking import PageRequest
 from lightning_core.errors import ConfigError
 from lightning_core.insight.standing import is_served
+from lightning_core.stores.base import get_run
 from lightning_core.stores.heartbeat import check_not_trained
-from lightning_core.stores.versions import POLICY, choose, find_current, list_choices
+from lightning_core.stores.versions import (
+    POLICY,
+    choose,
+    find_current,
+    is_weights,
+    list_choices,
+    weights_of,
+)
+from lightning_core.trainer.roles.gateway import policies_of
 
 AUTHOR: Final = "console"
 """Who chose, in the list of choices."""
@@ -21,7 +30,10 @@ async def list_versions(question: PageRequest) -> dict[str, Any]:
     name = question.find("name") or POLICY
     versions = await store.list_resources(found.run_id, name)
     current = find_current(versions)
+    run = await get_run(store, found.run_id)
+    named = dict.fromkeys(policies_of(run).values())
     return {
+        "weights": [POLICY, *map(weights_of, named)],
         "served": is_served(await store.list_members(found.run_id)),
         "versions": [{**each.model_dump(mode="json"), "current": each is current} for each in versions],
         "choices": [each.model_dump(mode="json") for each in await list_choices(store, found.run_id, name)],
@@ -36,7 +48,7 @@ async def choose_version(question: PageRequest) -> dict[str, Any]:
         raise ConfigError("choose which version: add version=...")
     name = question.find("name") or POLICY
     store = await question.shelf.write(found)
-    if name == POLICY:
+    if is_weights(name):
         await check_not_trained(store, found.run_id)
     chosen = await choose(store, found.run_id, version, author=AUTHOR, name=name)
     return {"name": name, "version": chosen.version}

@@ -152,7 +152,10 @@ def summary(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) 
         "agents": list(dict.fromkeys(call.agent for call in calls)),
         "tokens": sum(transcript.tokens_written(call) or 0 for call in calls),
         "surprise": -fmean(said) if said else None,
-        "version": max((call.policy_version or 0 for call in own), default=None),
+        # of several policies none: each has its own versions, which the calls name
+        "version": max((call.policy_version or 0 for call in own), default=None)
+        if len({call.policy for call in own}) == 1
+        else None,
         "seconds": calls[-1].ended_at - calls[0].started_at if calls else None,
     }
 

@@ -33,6 +33,7 @@ from lightning_core.stores.versions import POLICY, find_current, get_version, pu
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import RolloutPlan
 from lightning_core.trainer.report import task_text
+from lightning_core.trainer.roles.gateway import refuse_policies
 
 ARMS: Final = ("a", "b")
 TASKS: Final = 100
@@ -75,6 +76,7 @@ async def try_versions(question: PageRequest) -> dict[str, Any]:
     if found.folder is None:
         raise ConfigError("a trial runs the run's script: open the run's folder on the machine that has it")
     _check_there(run)
+    refuse_policies(run, "a trial")
     arms = [_arm(question.word(name)) for name in ARMS]
     tasks = [task for task in await _tasks(store, run.id) if task.id in question.word("tasks").split("\n")]
     samples = question.number("samples") or 1

@@ -40,6 +40,11 @@ def answerer(call: Call, policy: str | None) -> str:
     return policy if call.model in (policy, SERVED) else f"{policy} (the app asked for {call.model})"
 
 
+def version(call: Call) -> str:
+    """The version that answered, in words, with the named policy's name if it is of one."""
+    return f"{'' if call.policy is None else f'policy {call.policy}, '}version {call.policy_version}"
+
+
 def not_offered(call: Call) -> list[str]:
     """The types of the tools in its request that only a provider runs, so that the policy was not offered
     them."""

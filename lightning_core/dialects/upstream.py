@@ -104,6 +104,8 @@ class ChatRequest:
     """A prompt as it stands, text or token ids, in place of messages and their template."""
     policy_version: int | None = None
     """The version of the weights that must answer; None: the current one."""
+    policy: str | None = None
+    """The named policy that must answer; None: the run's own."""
     attempt: tuple[str, int] | None = None
     """Whose request it is: (rollout id, attempt). None: unknown."""
     constraint: Constraint | None = None

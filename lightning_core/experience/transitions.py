@@ -113,6 +113,7 @@ def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transi
             completion_ids=as_ids(choice.completion_ids),
             logprobs=as_logprobs(choice.logprobs),
             policy_version=call.policy_version,
+            policy=call.policy,
             temperature=call.temperature,
             grammar=choice.kept or call.grammar,
             observation=shown,

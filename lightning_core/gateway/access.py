@@ -30,7 +30,7 @@ from starlette.types import Scope
 from lightning_core.dialects.strict import short
 from lightning_core.errors import AccessError, ApiError, DataError
 from lightning_core.gateway.tokens import PREFIX, Grant, Tokens
-from lightning_core.records.types import UNNAMED, Fork, Sampling, matches
+from lightning_core.records.types import UNNAMED, Fork, Sampling, find_policy, matches
 from lightning_core.stores.rules import check_id
 from lightning_core.tracing.headers import (
     AGENT,
@@ -66,6 +66,8 @@ class Caller:
     """Versions of the prompts that the rollout's agents get."""
     by_header: bool = False
     """Whether a header names the agent, which is more exact than any rule."""
+    policy: str | None = None
+    """The named policy that answers a trained agent; None: the run's own."""
     imposed: Sampling | None = None
     """The sampling that the rollout imposes on the calls of its trained agents."""
 
@@ -84,10 +86,18 @@ class Access:
     """Decides who may call."""
 
     def __init__(
-        self, tokens: Tokens, *, agents: tuple[str, ...] | None, anonymous: bool, hosts: tuple[str, ...] = ()
+        self,
+        tokens: Tokens,
+        *,
+        agents: tuple[str, ...] | None,
+        anonymous: bool,
+        hosts: tuple[str, ...] = (),
+        policies: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`policies`: names or globs of trained agents, and the named policy that answers each."""
         self._tokens = tokens
         self._agents = agents
+        self.policies = policies
         self._anonymous = anonymous
         self._listed = frozenset(name.lower() for name in hosts)
         self._hosts = self._listed | {"localhost", socket.gethostname().lower()}
@@ -135,7 +145,8 @@ class Access:
         """The caller under an agent's name, which says whether it is trained."""
         trained = matches(agent, self._agents)
         sampling = caller.imposed if trained else None
-        return replace(caller, agent=agent, trained=trained, sampling=sampling)
+        policy = find_policy(agent, self.policies) if trained else None
+        return replace(caller, agent=agent, trained=trained, sampling=sampling, policy=policy)
 
     def _check_no_page(self, headers: dict[str, str]) -> None:
         """Raise ApiError for what a web page may have sent."""

@@ -28,6 +28,7 @@ from lightning_core.gateway.exchange import Exchanges
 from lightning_core.gateway.forks import Forks
 from lightning_core.gateway.naming import Naming
 from lightning_core.gateway.otlp import Traces
+from lightning_core.gateway.policies import PolicyRouter
 from lightning_core.gateway.rewards import Rewards
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.gateway.versions import Versioned, version_name
@@ -49,7 +50,8 @@ class Gateway:
     without a token are served too, and recorded as belonging to no rollout; but none of a web page, unless
     its host, and the name by which it reaches the gateway, are among `hosts`. `prompts` are those of the run,
     put in place of what its agents say. `names` are its rules for calls that name no agent (see `naming`).
-    The model is listed under the name `also_named` too.
+    The model is listed under the name `also_named` too. `policies` are names or globs of trained agents, and
+    the named policy that answers each, which `upstream` serves beside the run's own.
     """
 
     def __init__(
@@ -64,11 +66,14 @@ class Gateway:
         prompts: PinnedPrompts | None = None,
         also_named: str | None = None,
         names: Mapping[str, str] | None = None,
+        policies: Mapping[str, str] | None = None,
     ) -> None:
         self.instance = uuid.uuid4().hex
         """Tells this gateway from an earlier one at the same address."""
         self._upstream = upstream
-        self._access = Access(tokens, agents=agents, anonymous=anonymous, hosts=hosts)
+        self._access = Access(
+            tokens, agents=agents, anonymous=anonymous, hosts=hosts, policies=policies or {}
+        )
         self._exchanges = Exchanges(store)
         self._prompts = prompts
         self._also_named = also_named
@@ -131,6 +136,9 @@ class Gateway:
         names = [self._upstream.model_name]
         if isinstance(self._upstream, Versioned):
             names += [version_name(names[0], version) for version in await self._upstream.versions()]
+        if isinstance(self._upstream, PolicyRouter):
+            for policy, upstream in self._upstream.named.items():
+                names += [policy, *(version_name(policy, each) for each in await upstream.versions())]
         if self._also_named is not None and self._also_named not in names:
             names.append(self._also_named)
         return [{"id": name, "object": "model", "created": 0, "owned_by": "lightning"} for name in names]

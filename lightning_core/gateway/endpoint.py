@@ -60,6 +60,7 @@ class Endpoint:
         self._exchanges = exchanges
         self._prompts = prompts
         self._naming = naming
+        self._policies = frozenset(access.policies.values())
         self._forks = forks
         self._told: set[str] = set()
         """Agents whose own sampling settings were replaced, which the log says."""
@@ -115,14 +116,15 @@ class Endpoint:
         self._tell_replaced(caller, request)
         self._tell_not_offered(caller, request)
         chat = replace(request.chat, whole=not request.stream)
-        asked = pin(chat, caller, request.model, self._upstream.model_name)
+        asked = pin(chat, caller, request.model, self._upstream.model_name, self._policies)
         place = await self._forks.find(caller, request, self._dialect.name)
         if place is not None:  # under the recorded id, so that the ids in replies are those on record
             caller = replace(caller, call_id=place.call.id)
         if place is not None and not place.sampled:
-            recording = Recording(replace(caller, trained=False), request, self._dialect)
+            recording = Recording(replace(caller, trained=False), request, self._dialect, place.call.policy)
             return Exchange(recording, RecordedReply(place.call).begin, request.chat, fresh)
-        return Exchange(Recording(caller, request, self._dialect), self._upstream.chat, asked, fresh)
+        recording = Recording(caller, request, self._dialect, asked.policy)
+        return Exchange(recording, self._upstream.chat, asked, fresh)
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer how many tokens a prompt has. Nothing is sampled or recorded."""

@@ -22,8 +22,9 @@ _LONG_REFUSED: Final = 2**20
 class Recording:
     """One call so far."""
 
-    def __init__(self, caller: Caller, request: Request, dialect: Dialect) -> None:
-        self.caller = caller
+    def __init__(self, caller: Caller, request: Request, dialect: Dialect, policy: str | None = None) -> None:
+        """`policy`: the named one that answers."""
+        self.caller, self.policy = caller, policy
         self.request = request
         self.sampled = Sampled(caller.call_id, [ChoiceSoFar() for _ in range(request.chat.n)])
         self._dialect = dialect
@@ -44,6 +45,7 @@ class Recording:
             choices=[_choice(index, choice) for index, choice in enumerate(self.sampled.choices)],
             temperature=self.request.chat.temperature,
             policy_version=self.sampled.policy_version,
+            policy=self.policy,
             status=status,
             error=error,
             started_at=self.sampled.started_at,

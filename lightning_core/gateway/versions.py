@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
@@ -46,16 +46,26 @@ def version_name(model: str, version: int) -> str:
     return f"{model}@{version}"
 
 
-def pin(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRequest:
-    """The request with the version that is to answer it, the attempt that it belongs to, and what its random
-    numbers follow from.
+def pin(
+    request: ChatRequest, caller: Caller, model: str, served: str, policies: Collection[str] = ()
+) -> ChatRequest:
+    """The request with the policy and version that are to answer it, the attempt that it belongs to, and what
+    its random numbers follow from.
 
-    `model` is what the client calls it, `served` the name it is served under. Raises ApiError for a version
-    that is no number, and if a trained agent names another than its rollout's.
+    `model` is what the client calls it, `served` the name it is served under; `policies` are served under
+    names of their own. Raises ApiError for a version that is no number, and if a trained agent names another
+    than its rollout's.
     """
-    request = replace(request, trained=caller.trained)
-    version, asked = caller.policy_version, _asked(model, served)
-    if asked is not None and asked != version and caller.trained:
+    named, asked = _asked(model, served, policies)
+    policy, version = caller.policy if caller.trained else named, caller.policy_version
+    request = replace(request, trained=caller.trained, policy=policy)
+    if version is not None and policy is not None:
+        raise ApiError(
+            f"the rollout is pinned to version {version} of the run's own policy; policy {policy!r} answers "
+            f"agent {caller.agent!r} and has versions of its own: enqueue it without a version",
+            code="other_policy",
+        )
+    if asked is not None and caller.trained and (named, asked) != (policy, version):
         pinned = "the current version" if version is None else f"version {version}"
         raise ApiError(
             f"agent {caller.agent!r} is trained, so its rollout says which weights answer it, {pinned}, and "
@@ -71,10 +81,13 @@ def pin(request: ChatRequest, caller: Caller, model: str, served: str) -> ChatRe
     return replace(request, policy_version=version if asked is None else asked, attempt=own, origin=origin)
 
 
-def _asked(model: str, served: str) -> int | None:
+def _asked(model: str, served: str, policies: Collection[str]) -> tuple[str | None, int | None]:
+    """The named policy and the version that a model's name asks for."""
+    if model in policies:
+        return model, None
     name, mark, version = model.rpartition("@")
-    if not mark or name not in (served, POLICY):
-        return None
+    if not mark or name not in (served, POLICY, *policies):
+        return None, None
     number = read_number(version)
     if number is None:
         raise ApiError(
@@ -84,7 +97,7 @@ def _asked(model: str, served: str) -> int | None:
             code="model_not_found",
             param="model",
         )
-    return number
+    return (name if name in policies else None), number
 
 
 class VersionRegistry:
@@ -96,9 +109,17 @@ class VersionRegistry:
     """
 
     def __init__(
-        self, store: Store, run_id: str, *, pinned: int | None = None, look_seconds: float = LOOK_SECONDS
+        self,
+        store: Store,
+        run_id: str,
+        *,
+        name: str = POLICY,
+        pinned: int | None = None,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """`pinned`: the version that counts as the current one, whichever is chosen."""
+        """`name`: that of the versions in the store; `pinned`: the version that counts as the current one,
+        whichever is chosen."""
+        self._name = name
         self._store = store
         self._run_id = run_id
         self._pinned = pinned
@@ -154,7 +175,7 @@ class VersionRegistry:
             if self._began >= asked:
                 return
             began = time.monotonic()
-            self._versions = await self._store.list_resources(self._run_id, POLICY)
+            self._versions = await self._store.list_resources(self._run_id, self._name)
             self._began = began
             self.looks += 1
 

@@ -30,6 +30,13 @@ def matches(agent: str, patterns: Sequence[str] | None) -> bool:
     return patterns is None or agent in patterns or any(fnmatchcase(agent, each) for each in patterns)
 
 
+def find_policy(agent: str, policies: Mapping[str, str]) -> str | None:
+    """The named policy that an agent plays, by names or globs of agents; None: the run's own. The agent's own
+    name goes first, then the first glob that matches."""
+    named = policies.get(agent)
+    return named or next((policy for each, policy in policies.items() if fnmatchcase(agent, each)), None)
+
+
 def is_reward(value: float) -> bool:
     """Whether a number can be a reward: finite, and no larger than `LARGEST_REWARD` either way."""
     return -LARGEST_REWARD <= value <= LARGEST_REWARD
@@ -274,6 +281,8 @@ class Call(Record):
     temperature: FiniteFloat = 1.0
     policy_version: Integer | None = None
     """The version of the weights that answered."""
+    policy: str | None = None
+    """The named policy that the agent plays, whose version that is; None: the run's own policy."""
     status: CallStatus = "completed"
     error: str | None = None
     started_at: FiniteFloat
@@ -478,6 +487,8 @@ class Transition:
     """The version of the weights that sampled it; None if no version did, as of a demonstration, or if the
     engine did not say."""
     temperature: float = 1.0
+    policy: str | None = None
+    """The named policy whose version that is; None: the run's own policy."""
     grammar: str | None = None
     """Grammar of its tokens (`Call.grammar`), or the masks that were recorded (`Choice.kept`): their
     log-probabilities are those under these masks."""

@@ -1,4 +1,5 @@
-"""Rollouts stored before `place` and `retry` were fields: both are read from the ids of that time, once."""
+"""Records stored before they had some of their fields: `place` and `retry` of rollouts are read from the ids
+of that time, once; calls have no `policy`."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ ADDED = (
     "ALTER TABLE rollouts ADD COLUMN place {text}",
     "ALTER TABLE rollouts ADD COLUMN retry {int} NOT NULL DEFAULT 0",
 )
+POLICY = "ALTER TABLE calls ADD COLUMN policy {text}"
 KEPT = "SELECT id, run_id, step, split FROM rollouts"
 
 

@@ -54,9 +54,11 @@ LOCKED = "55P03"
 """Another transaction has held a lock for too long."""
 IDLE = "25P03"
 """The server has ended our transaction, as we were silent for too long."""
-VERSION = 7
-"""Versions 5 and 6 are read: 5 has no places of rollouts, and before 7 each call was whole."""
+VERSION = 8
 """Version of the schema."""
+OLDER = (5, 6, 7)
+"""Versions that are read too: 5 has no places of rollouts, before 7 each call was whole, and before 8 no call
+had a policy."""
 DIALECT: Dialect = {
     "text": 'text COLLATE "C"',
     "bytes": "bytea",
@@ -256,7 +258,7 @@ def opened(place: Place) -> Connection:
 def _prepare(connection: Connection, place: Place) -> None:
     """Make the tables, if there are none. Any number of processes may do so at once."""
     found = _version(connection, place)
-    if found in (None, 5, 6):
+    if found in (None, *OLDER):
         lock = f"agentlightning {place.schema}"
         # of the session, as only a transaction that begins after it sees what the others have made
         connection.execute("SELECT set_config('lock_timeout', '0', false)")
@@ -264,7 +266,7 @@ def _prepare(connection: Connection, place: Place) -> None:
         try:
             with connection.transaction():
                 found = _version(connection, place) or _create(connection, place)
-                found = _upgrade(connection, found) if found in (5, 6) else found
+                found = _upgrade(connection, found) if found in OLDER else found
         finally:
             if not connection.closed:
                 connection.execute("SELECT pg_advisory_unlock(hashtextextended(%b, 0))", (lock,))
@@ -308,5 +310,6 @@ def _upgrade(connection: Connection, found: int) -> int:
         rows = legacy.filled(connection.execute(legacy.KEPT).fetchall())
         with connection.cursor() as cursor:
             cursor.executemany("UPDATE rollouts SET place = %b, retry = %b WHERE id = %b", rows)
+    connection.execute(legacy.POLICY.format_map(DIALECT), prepare=False)
     connection.execute("INSERT INTO migrations (version) VALUES (%b)", (VERSION,))
     return VERSION

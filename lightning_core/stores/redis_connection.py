@@ -26,7 +26,10 @@ from lightning_core.texts.masking import without_password
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
+OLDER = ("5", "6", "7")
+"""Versions that are read too: before 6 without fields that `legacy` fills in, before 7 each call was whole,
+and before 8 no call had a policy."""
 ANSWER_SECONDS = 30.0
 """After how long without an answer a server is taken for gone."""
 LOST = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.NoScriptError, redis.ReadOnlyError)
@@ -220,7 +223,7 @@ def _check_schema(connection: Connection, url: RedisUrl) -> None:
     key = f"{url.prefix}schema"
     ask(connection, "SET", key, SCHEMA_VERSION, "NX")
     version = ask(connection, "GET", key).decode(errors="replace")
-    if version in ("5", "6"):  # before 6 without fields that `legacy` fills in; before 7 each call was whole
+    if version in OLDER:
         ask(connection, "SET", key, SCHEMA_VERSION)
         return
     if version != str(SCHEMA_VERSION):

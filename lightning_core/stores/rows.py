@@ -193,6 +193,7 @@ class _Calls(Table[Call]):
             value.response_id,
             value.endpoint,
             value.grammar,
+            value.policy,
         )
 
     def value(self, row: Row) -> Call:
@@ -205,6 +206,7 @@ class _Calls(Table[Call]):
             response_id=row[18],
             endpoint=row[19],
             grammar=row[20],
+            policy=row[21] if len(row) > 21 else None,  # Redis keeps old rows as they are
         )
 
     def values(self, rows: Iterable[Row]) -> list[Call]:
@@ -279,7 +281,7 @@ CALLS = _Calls(
     "rollout_id text, attempt int, id text, agent text, trained bool, dialect text, model text,"
     " temperature float, policy_version int?, status text, error text?, started_at float, ended_at float,"
     " request bytes, prompt_ids bytes?, choices bytes, completion_ids bytes, logprobs bytes,"
-    " response_id text?, endpoint text?, grammar text?",
+    " response_id text?, endpoint text?, grammar text?, policy text?",
     "rollout_id, attempt, id",
 )
 

@@ -33,8 +33,10 @@ from lightning_core.stores.workers import Direct, Driver, Job, Operation, StoreW
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 10
-"""Versions 8 and 9 are read: 8 has no places of rollouts, and before 10 each call was whole."""
+SCHEMA_VERSION = 11
+OLDER = (8, 9, 10)
+"""Versions that are read too: 8 has no places of rollouts, before 10 each call was whole, and before 11 no
+call had a policy."""
 OWN = "CREATE INDEX rollouts_counted ON rollouts (run_id, step, split, status, reward)"
 """Counting a run's rollouts reads this alone, in a third of the time. PostgreSQL would read pages from it,
 too, and sort."""
@@ -342,9 +344,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         found = _found(connection)  # another process may have been first
         if found is None:
             _create(connection, path)
-        elif found[0] in (8, 9):
+        elif found[0] in OLDER:
             _upgrade(connection, found[0])
-        if found is not None and found[0] in (8, 9, SCHEMA_VERSION) and found[1] != clock_name():
+        if found is not None and found[0] in (*OLDER, SCHEMA_VERSION) and found[1] != clock_name():
             # its leases were made before the machine was started
             connection.execute("UPDATE rollouts SET lease_until = 0 WHERE status = 'running'")
             connection.execute("UPDATE schema_version SET clock = ?", (clock_name(),))
@@ -412,6 +414,7 @@ def _upgrade(connection: sqlite3.Connection, found: int) -> None:
             connection.execute(_words(statement))
         rows = legacy.filled(connection.execute(legacy.KEPT).fetchall())
         connection.executemany("UPDATE rollouts SET place = ?, retry = ? WHERE id = ?", rows)
+    connection.execute(_words(legacy.POLICY))
     connection.execute("UPDATE schema_version SET version = ?", (SCHEMA_VERSION,))
 
 

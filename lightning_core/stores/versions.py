@@ -45,9 +45,19 @@ class Document(StrEnum):
         return name.startswith(before) and name.endswith(after)
 
 
+def weights_of(policy: str | None) -> str:
+    """The name of a policy's weights; None: the run's own."""
+    return POLICY if policy is None else f"{POLICY}:{policy}"
+
+
+def is_weights(name: str) -> bool:
+    """Whether the versions of that name are weights."""
+    return name == POLICY or name.startswith(f"{POLICY}:")
+
+
 def is_taken(name: str) -> bool:
     """Whether a prompt can't have this name."""
-    return name in (POLICY, "") or any(each.has(name) for each in Document)
+    return not name or is_weights(name) or any(each.has(name) for each in Document)
 
 
 def read_number(text: str) -> int | None:
@@ -86,8 +96,8 @@ async def put_prompt(
     chosen: bool = True,
 ) -> ResourceVersion:
     """Add the next version of a prompt template; with `chosen` it is the current one from now on."""
-    if name == POLICY:
-        raise StoreError(f"{POLICY!r} is the name of the weights; give the prompt another")
+    if is_weights(name):
+        raise StoreError(f"{name!r} is the name of the weights; give the prompt another")
     if is_taken(name):
         raise StoreError(f"no prompt can be called {name!r}, where the run keeps other things; rename it")
     versions = await store.list_resources(run_id, name)

@@ -227,6 +227,7 @@ def call_attributes(call: Call) -> Attributes:
             "error.type": None if call.status == "completed" else call.status,
             "lightning.call.id": call.id,
             "lightning.call.trained": call.trained,
+            "lightning.policy": call.policy,
             "lightning.policy_version": call.policy_version,
             "lightning.endpoint": call.endpoint,
         }

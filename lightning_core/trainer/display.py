@@ -22,7 +22,7 @@ from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import Observer
 from lightning_core.trainer.report import NO_PLOTS, task_name
-from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary, exported_note
+from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary, describe_policies, exported_note
 
 KINDS = 3
 """Kinds of failure whose first one is told at once; the end and `show` have them all."""
@@ -128,6 +128,8 @@ class Display(Observer):
                 note = f"  {_rate(values):,.0f} tok/s"
         if stale := describe_staleness(values.get("staleness_mean", 0.0), values.get("staleness_max", 0.0)):
             note += f"  {stale}"
+        if policies := describe_policies(values):
+            note += f"  {policies}"
         if paid := service_total(values):
             note += f"  {paid:,.0f} service tokens"
         if failures := values.get("failures"):
@@ -179,6 +181,7 @@ def _left(summary: Summary, run: RunFolder) -> Text:
     lines = [
         f"policy      {folder / 'policy'}   ({what})",
         *([f"            {exported}"] if exported else []),
+        *(f"            {path}" for path in sorted(folder.glob("policies/*/policy"))),
         f"summary     {folder / 'summary.json'}",
         f"curve       {picture if picture.exists() else NO_PLOTS}",
         f"next        agentlightning show {folder}",

@@ -92,7 +92,7 @@ class RunFolder:
         """Remove what a run without an update has left: its records and the weights that it began with."""
         for name in ("store.db", "store.db-wal", "store.db-shm"):
             (self.path / name).unlink(missing_ok=True)
-        for name in ("versions", "references"):
+        for name in ("versions", "references", "policies"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         self.address_file.unlink(missing_ok=True)
 
@@ -197,6 +197,26 @@ class RunFolder:
         path = self.path / name
         write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
         return path
+
+
+class PolicyFolder(RunFolder):
+    """The part of a run's folder with the weights of a named policy: checkpoints, versions, and `policy/`."""
+
+    def __init__(self, run: RunFolder, policy: str) -> None:
+        super().__init__(run.path / "policies" / policy, resume=True)
+        self._run = run
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self._run.run_id
+
+    def prepare(self) -> None:
+        """Make it, and remove what a killed trainer has left in it."""
+        self.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for parent in (self.checkpoints, self.path / "versions", self.path / "references"):
+            tidy(parent)
+        recover(self.policy)
 
 
 def _is_address(value: Any) -> TypeGuard[dict[str, Any]]:

@@ -22,7 +22,7 @@ from lightning_core.runner.tagging import tagging
 from lightning_core.stores.base import Store
 from lightning_core.stores.versions import POLICY, get_version
 from lightning_core.trainer.plan import RolloutPlan
-from lightning_core.trainer.roles.gateway import make_gateway, serving_run
+from lightning_core.trainer.roles.gateway import make_gateway, refuse_policies, serving_run
 from lightning_core.trainer.roles.runner import name_of, rollout_config, running
 from lightning_core.trainer.settings import Settings
 
@@ -71,6 +71,7 @@ async def run_forks(
 
     Raises NotFoundError if a version of the weights that answered a call is deleted.
     """
+    refuse_policies(run, "a fork")
     versions = await store.list_resources(run.id, POLICY)
     for call in calls:
         get_version(versions, call.policy_version or 0)

@@ -24,6 +24,7 @@ from lightning_core.records.types import UNNAMED, Call, Metrics, Rollout, Task, 
 from lightning_core.trainer import discovery
 from lightning_core.trainer.batch import StepBatch, had_signal, step_numbers
 from lightning_core.trainer.collector import Collector, check_any_reward
+from lightning_core.trainer.learners import Lines
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.report import evaluation, find_evaluation
 from lightning_core.trainer.searching import SearchBench
@@ -31,7 +32,7 @@ from lightning_core.trainer.session import Session, withdraw
 from lightning_core.trainer.settings import TINY
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.updating import Updater
-from lightning_core.trainer.versions import KEPT, Versions
+from lightning_core.trainer.versions import KEPT
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +54,13 @@ class Loop:
         self.collector = Collector(session, train)
         self.updater = Updater(session)
         self.agent_names = AgentNames(self.settings.patterns)
-        self.versions = Versions(
-            session.store, session.folder, session.backend, self.settings.keep_checkpoints or KEPT
-        )
+        self.versions = Lines(session.store, session.learners, self.settings.keep_checkpoints or KEPT)
         self.validation = validation
         self._referenced: int | None = None
         """First step of the phase whose start is the reference; None: the run's."""
         self._equal = 0
         """Updates in a row in which no group told its rollouts apart."""
+        self._told_unplayed = False
         self._stopwatch = Stopwatch(session.backend)
         """Measures the time since the last step, or the last evaluation, ended."""
 
@@ -74,7 +74,7 @@ class Loop:
         self.updater.recall(history)
         for entry in history:
             self._count_equal(entry)
-        if self.settings.served_model is not None and (note := await self.versions.begin(first, total)):
+        for note in await self.versions.begin(first, total) if self.settings.served_model is not None else ():
             self.observers.note(note)
         if self.settings.prompts == ALL and not self.session.prompts:
             await self._find_prompts()
@@ -156,6 +156,7 @@ class Loop:
                 self._advise(batch.rollouts, batch.calls)
             self.agent_names.see(batch.calls)
             self.agent_names.check(last=step + 1 == self.settings.total_steps)
+            self._tell_unplayed()
         credited, report = await self.updater.credit(step, phase, batch)
         measured = await self.updater.update(step, phase, credited)
         values = {
@@ -173,6 +174,20 @@ class Loop:
         await self.versions.sampled(batch.trajectories)
         await self.checkpoint(step + 1)
         await self.observers.step_ended(metrics)
+
+    def _tell_unplayed(self) -> None:
+        """Say once which names in `policies` no trained agent has had: they may be misspelt, or seldom
+        called."""
+        trained = [name for name in self.agent_names.seen if matches(name, self.settings.patterns)]
+        unplayed = [each for each in self.settings.policies if not any(matches(n, (each,)) for n in trained)]
+        if unplayed and not self._told_unplayed:
+            self._told_unplayed = True
+            logger.warning(
+                "policies: no trained agent matches %s so far, so its policy learns nothing. Trained agents "
+                "seen: %s",
+                ", ".join(map(repr, unplayed)),
+                ", ".join(map(repr, sorted(trained))) or "none",
+            )
 
     async def search(self, step: int, search: Search) -> None:
         """Look for better prompts; the policy stays as it is."""
@@ -193,10 +208,11 @@ class Loop:
         """From its first step on, a later phase has the policy that it found as its reference."""
         if not phase.first or not phase.algorithm.needs_reference or self._referenced == phase.first:
             return
-        folder = self.session.folder.reference(phase.first)
-        if step == phase.first:
-            await self.session.backend.export(folder)
-        await self.session.backend.set_reference(folder)
+        for learner in self.session.learners:
+            folder = learner.folder.reference(phase.first)
+            if step == phase.first:
+                await learner.backend.export(folder)
+            await learner.backend.set_reference(folder)
         self._referenced = phase.first
 
     async def checkpoint(self, step: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_core.algorithms.base import Algorithm
-from lightning_core.backends.base import Backend, check_backend
+from lightning_core.backends.base import Backend, check_backend, check_policies
 from lightning_core.backends.preflight import Check, RunPlan, gib, trial
 from lightning_core.backends.weights.sizes import Disk
 from lightning_core.credit.base import Credit
@@ -56,9 +57,13 @@ def plan_run(settings: Settings, train: Sequence[Task], validation: Sequence[Tas
     own = _ask(backend, phases)
     facts = (*_facts(settings, phases, train, validation), ("backend", backend.name), *own.facts)
     checks = (trial("options", go_together), *own.checks)
+    if count := len(settings.policy_names):
+        told = f"memory is told for one policy, and {count + 1} are trained, each with an engine of its own"
+        checks = (*checks, Check("policies", None, told))
     if own.disk is None:
         return RunPlan(facts, checks)
-    return RunPlan((*facts, _disk_fact(settings, own.disk)), (*checks, _check_disk(settings, own.disk)))
+    disk = Disk(*(part * (count + 1) for part in astuple(own.disk)))
+    return RunPlan((*facts, _disk_fact(settings, disk)), (*checks, _check_disk(settings, disk)))
 
 
 def _most_on_disk(settings: Settings, disk: Disk) -> int:
@@ -97,8 +102,40 @@ def check_options(settings: Settings, phases: Sequence[ResolvedPhase], backend: 
     if phases or not settings.searches:
         check_signals(phases, air=bool(settings.air), judge=settings.judge is not None)
     check_judge(settings.judge, phases)
+    if settings.policies:
+        _check_policies(settings, phases, backend)
     for phase in phases if settings.served_model is not None else ():
         check_backend(backend, phase.algorithm, first_phase=phase.first == 0)
+
+
+def _check_policies(settings: Settings, phases: Sequence[ResolvedPhase], backend: Backend) -> None:
+    """Raise ConfigError, by name, for what does not go with several policies."""
+    named = f"policies={dict(settings.policies)!r}"
+    if settings.served_model is None:
+        raise ConfigError(f"{named}, and no model is trained: leave policies out, or give model=...")
+    if settings.searches:
+        raise ConfigError(
+            f"{named} with a search for prompts: search with one policy, then train several in another run"
+        )
+    if "gateway" in settings.remote_roles:
+        raise ConfigError(
+            f"{named} with a remote gateway: a rollout is pinned to one version, and each policy has its "
+            "own; let the gateway be the trainer's own"
+        )
+    for phase in phases:
+        algorithm = phase.algorithm
+        if algorithm.learns_from is not None:
+            raise ConfigError(
+                f"{named} with {algorithm.name!r}, which learns from demonstrations: train on them first, in "
+                "a run with one policy, and begin this one with the model that it exports"
+            )
+        if algorithm.critic is not None:
+            raise ConfigError(
+                f"{named} with {algorithm.name!r}, which has a critic: use GRPO() or another without"
+            )
+        if algorithm.replay:
+            raise ConfigError(f"{named} with replay={algorithm.replay!r}: give replay=0")
+    check_policies(backend, settings.policy_names)
 
 
 def _ask(backend: Backend, phases: Sequence[ResolvedPhase]) -> RunPlan:
@@ -137,6 +174,8 @@ def _facts(
     validation: Sequence[Task],
 ) -> Iterable[tuple[str, str]]:
     yield "agents", ", ".join(settings.patterns) if settings.patterns else "all"
+    if settings.policies:
+        yield "policies", ", ".join(f"{agent}: {name}" for agent, name in settings.policies.items())
     for phase in phases:
         steps = f"updates {phase.first + 1} to {phase.end}" if len(phases) > 1 else f"{phase.end} updates"
         yield "algorithm", f"{_algorithm(phase.algorithm)}; {steps}"

@@ -27,6 +27,7 @@ from pydantic import JsonValue
 from lightning_core.backends.preflight import machine_memory
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.naming import CONFIG
+from lightning_core.gateway.policies import CONFIG as POLICIES
 from lightning_core.insight.why import CREDIT, Method
 from lightning_core.plugins import PluginInfo
 from lightning_core.prompts import ALL, DECLARED, FOUND, LEFT_OUT, written
@@ -128,6 +129,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         ],
         DECLARED: ALL if trainer.prompts == ALL else written(trainer.declared_prompts),
         "agents": _trained(session),
+        POLICIES: dict(trainer.policies),
         CONFIG: dict(trainer.names),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         CREDIT: [

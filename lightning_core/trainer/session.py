@@ -12,14 +12,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lightning_core.backends.base import Backend
-from lightning_core.errors import ConfigError, GatewayError, ModelError, TrainingError
+from lightning_core.errors import ConfigError, GatewayError, TrainingError
 from lightning_core.experience.transitions import is_planned
 from lightning_core.gateway.app import Gateway
+from lightning_core.gateway.policies import PolicyRouter
 from lightning_core.gateway.server import GatewayServer, check_free
 from lightning_core.plugins import Plugins, load_plugins
 from lightning_core.prompts import Prompt, read_declared
@@ -32,7 +32,8 @@ from lightning_core.stores.heartbeat import Heartbeat, living, make_member
 from lightning_core.stores.versions import find_current, put_prompt
 from lightning_core.texts.masking import without_password
 from lightning_core.trainer.demonstrations import encode_all
-from lightning_core.trainer.folder import RunFolder, from_anywhere
+from lightning_core.trainer.folder import PolicyFolder, RunFolder, from_anywhere
+from lightning_core.trainer.learners import Learner, load_checkpoints
 from lightning_core.trainer.observers import Observers
 from lightning_core.trainer.parts import (
     ResolvedPhase,
@@ -67,6 +68,9 @@ class Session:
 
     store: Store
     backend: Backend
+    """The backend of the run's own policy."""
+    learners: list[Learner]
+    """The policies under training, the run's own first."""
     plugins: Plugins
     phases: list[ResolvedPhase]
     demonstrations: dict[int, tuple[Trajectory, ...]]
@@ -118,8 +122,19 @@ class Session:
             for phase in self.phases
             if phase.algorithm.learns_from is not None
         }
+        self.learners = [Learner(None, self.backend, folder)]
+        for name in settings.policy_names:
+            await self._add_policy(name, stack)
         if (checkpoint := folder.latest_checkpoint()) is not None:
-            await self._load(*checkpoint)
+            await load_checkpoints(self.learners, checkpoint[0])
+
+    async def _add_policy(self, name: str, stack: AsyncExitStack) -> None:
+        """Start a backend for a named policy."""
+        backend, folder = self.backend.another(), PolicyFolder(self.folder, name)
+        folder.prepare()
+        stack.push_async_callback(backend.close)
+        await backend.start()
+        self.learners.append(Learner(name, backend, folder))
 
     async def begin(self, run: Run) -> None:
         """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts
@@ -161,16 +176,22 @@ class Session:
         machine."""
         stack, backend, folder = self._stack, self.backend, self.folder
         name = backend.upstream.model_name
-        upstream = make_upstream(self.store, run.id, backend, name=name, embedded=True)
-        stack.push_async_callback(upstream.close)
-        gateway = make_gateway(self.store, run, upstream)
+        upstreams = [
+            make_upstream(self.store, run.id, each.backend, name=name, embedded=True, policy=each.policy)
+            for each in self.learners
+        ]
+        for each in upstreams:
+            stack.push_async_callback(each.close)
+        own, *further = upstreams
+        named = dict(zip(self.settings.policy_names, further, strict=True))
+        gateway = make_gateway(self.store, run, PolicyRouter(own, named) if named else own)
         server = await self._listen(gateway)
-        own = urlsplit(server.url)
-        folder.write_address((folder.read_address() or {}).get("store"), own.port)
+        place = urlsplit(server.url)
+        folder.write_address((folder.read_address() or {}).get("store"), place.port)
         url = public_address(server.url, self.settings.address)
         member = make_member(run.id, "gateway", "trainer", url=url, instance=gateway.instance)
         await stack.enter_async_context(Heartbeat(self.store, member))
-        return f"http://127.0.0.1:{own.port}" if own.hostname in EVERY_ADDRESS else server.url
+        return f"http://127.0.0.1:{place.port}" if place.hostname in EVERY_ADDRESS else server.url
 
     async def _listen(self, gateway: Gateway) -> GatewayServer:
         """At the port that is asked for. Otherwise a resumed run listens where it did before, if that is
@@ -201,19 +222,6 @@ class Session:
                 on_finished=self.observers.rollout_ended,
             )
         )
-
-    async def _load(self, step: int, checkpoint: Path) -> None:
-        """Go on from a checkpoint. The ModelError for a damaged one names the one before it."""
-        try:
-            await self.backend.load(checkpoint)
-        except ModelError as error:
-            before = [path for path in self.folder.checkpoint_folders() if path.name < checkpoint.name]
-            if not before:
-                raise
-            raise ModelError(
-                f"{error}. There is an earlier checkpoint, {before[-1].name}: to go on from it, delete "
-                f"{checkpoint.name}, which holds update {step}, and resume"
-            ) from error
 
     async def _wait_for_others(self, run: Run) -> None:
         """Tell who is missing, now and while rollouts are waited for."""

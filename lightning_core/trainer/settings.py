@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
@@ -23,13 +24,14 @@ from lightning_core.prompts import ALL, Prompt
 from lightning_core.ranges import check_kind, check_range
 from lightning_core.records.types import Role
 from lightning_core.runner.ray_workers import RayWorkers, Workers, parse_workers
-from lightning_core.stores.versions import is_taken
+from lightning_core.stores.versions import POLICY, is_taken
 from lightning_core.trackers.base import Tracker
 
 DEFAULT_STEPS = 40
 EVALUATE_EVERY = 10
 """Updates between evaluations where nothing says how many updates to make."""
 LARGEST_PORT: Final = 65_535
+POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 TINY: Final = "tiny"
 """The model that the project ships for its examples."""
 MODELS: Final = (
@@ -45,6 +47,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
     {
         "model": ((str, Path, NoneType), "a model's name or a folder"),
         "agents": ((str, Sequence, NoneType), "names or globs of agents, or None"),
+        "policies": ((Mapping,), '{"AGENT": "the name of a policy"}'),
         "names": ((Mapping,), '{"AGENT": "a regular expression in its system prompt"}'),
         "prompts": ((str, Mapping), '{"AGENT": "its system prompt"}, or "all"'),
         "store": ((str, NoneType), "a URL, or None"),
@@ -79,6 +82,10 @@ class Settings:
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all. [] with `steps=0` trains none: their calls are
     recorded where the app sends them."""
+    policies: Mapping[str, str] = field(default_factory=dict)
+    """Further policies beside the run's own: names or globs of agents, and the name of the policy that they
+    play. Each has weights, an optimizer and versions of its own. Agents that match none play the run's own
+    policy, as do all where this is empty; see docs/policies.md."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Names for the calls of a program that names no agent: the name, and a regular expression that is found
     in the system prompt of its calls. A call that matches two of them is refused by both names."""
@@ -204,6 +211,7 @@ class Settings:
                 "agents=[] trains no agent: give names or globs, None to train all, or steps=0 to record only"
             )
         Naming(self.names)
+        check_policies(self.policies)
         check_range("temperature", self.temperature, above=0, most=2)
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)
@@ -296,6 +304,11 @@ class Settings:
         return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
 
     @property
+    def policy_names(self) -> list[str]:
+        """The names in `policies`, each once."""
+        return list(dict.fromkeys(self.policies.values()))
+
+    @property
     def declared_prompts(self) -> dict[str, Prompt]:
         """`prompts`, each with its placeholders.
 
@@ -364,6 +377,21 @@ def check_names(given: Iterable[str], known: Sequence[str]) -> None:
                     f"{make.format(name)}, or --set {part}.{name}=..."
                 )
         raise ConfigError(f"a trainer has no setting {name}; it has {', '.join(known)}")
+
+
+def check_policies(policies: Mapping[str, str]) -> None:
+    """Raise ConfigError for a name that no policy can have: it is a folder's, and a model's for clients."""
+    for agent, name in policies.items():
+        if not (isinstance(agent, str) and isinstance(name, str) and POLICY_NAME.fullmatch(name)):
+            raise ConfigError(
+                f"policies={{{agent!r}: {name!r}}}: give an agent's name or glob, and a policy's name of up "
+                "to 64 letters, digits, '_' and '-', such as \"checker\""
+            )
+        if name == POLICY:
+            raise ConfigError(
+                f"policies={{{agent!r}: {name!r}}}: {name!r} is the run's own policy, which every agent "
+                "plays that is left out; leave this one out, or give its policy another name"
+            )
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

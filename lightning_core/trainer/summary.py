@@ -221,6 +221,17 @@ class Summary(Record):
 
 
 # the model card -----------------------------------------------------------------------------
+def describe_policies(values: Mapping[str, float]) -> str:
+    """The policies of a step in words, each with its version; "" for a run with one policy."""
+    end = "/policy_version"
+    names = [name.split("/")[1] for name in values if name.startswith("policy/") and name.endswith(end)]
+    return ", ".join(
+        f"{name} version {values[f'policy/{name}/policy_version']:.0f}"
+        + " (no update)" * (f"policy/{name}/skipped_updates" in values)
+        for name in names
+    )
+
+
 def find_summary(path: Path) -> Summary | None:
     """The summary of a run, if it has one that can be read."""
     try:

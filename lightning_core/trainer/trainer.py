@@ -24,6 +24,7 @@ from lightning_core.stores.base import Store
 from lightning_core.trainer.display import Display
 from lightning_core.trainer.folder import RunFolder, absolute, choose_folder
 from lightning_core.trainer.launch import current_launch, launching
+from lightning_core.trainer.learners import Lines
 from lightning_core.trainer.loop import Loop, spent
 from lightning_core.trainer.observers import AlertObserver, Observers, Trackers, to_alerts
 from lightning_core.trainer.parts import open_store
@@ -37,7 +38,7 @@ from lightning_core.trainer.searching import check_search
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.summary import Summary, write_card
-from lightning_core.trainer.versions import Versions, settle
+from lightning_core.trainer.versions import settle
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,8 @@ async def _fit(
                 paid = spent(session.backend)
                 summary = await summarise(session.store, folder, trainer, model, exported, paid)
                 await write_report(session.store, folder, summary)
-                write_card(folder, summary)
+                for each in session.learners:
+                    write_card(each.folder, summary)
                 curve = terminal_curve(await session.store.list_metrics(run.id))
                 shown = await transcripts(session.store, run.id, summary.steps)
             except BaseException as problem:
@@ -173,7 +175,8 @@ async def _fit(
                 raise
             await _end(session.store, run, "finished")
             if trainer.keep_checkpoints is None:
-                await settle(session.store, folder, session.backend)
+                for each in session.learners:
+                    await settle(session.store, each.folder, each.backend, each.policy)
     display.report(summary, folder.path, curve, shown)
     return summary
 
@@ -210,7 +213,7 @@ def _add_observers(session: Session) -> None:
         )
 
 
-async def _train(session: Session, run: Run, train: Sequence[Task], validation: Sequence[Task]) -> Versions:
+async def _train(session: Session, run: Run, train: Sequence[Task], validation: Sequence[Task]) -> Lines:
     """Make the updates; returns the versions of the weights."""
     checkpoint = session.folder.latest_checkpoint()
     first = checkpoint[0] if checkpoint else 0

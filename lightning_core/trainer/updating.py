@@ -34,6 +34,7 @@ from lightning_core.errors import TrainingError
 from lightning_core.experience.transitions import last_planned
 from lightning_core.records.types import Credited, Key, Metrics, Trajectory
 from lightning_core.trainer.batch import StepBatch, had_signal, read_batch
+from lightning_core.trainer.learners import Learner, joined_numbers, sampled_by
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.session import Session
 
@@ -53,8 +54,8 @@ class Updater:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._failed = 0
-        """Updates in a row that could not be made."""
+        self._failed: Counter[str | None] = Counter()
+        """Updates in a row that could not be made, by policy."""
         self._batches: dict[int, list[Trajectory]] = {}
         """Credited trajectories to replay, by step."""
         self._entropies: dict[int, dict[str, float]] = {}
@@ -96,7 +97,8 @@ class Updater:
         attempts = {rollout.id: rollout.attempts for rollout in batch.rollouts}
         weights = {
             key: weight
-            for part in mini_batches(credited, self._prepare(step, phase).algorithm)
+            for learner in self.session.learners
+            for part in mini_batches(self._part(credited, learner), self._prepare(step, phase).algorithm)
             for key, weight in algorithm.weigh(part).items()
         }
         await self.session.store.add_credited(given(valued, credited, attempts, weights))
@@ -122,18 +124,43 @@ class Updater:
         return credited, report
 
     async def update(self, step: int, phase: ResolvedPhase, credited: list[Trajectory]) -> dict[str, float]:
-        """Update, replay, and publish the new weights; returns the step's metrics.
+        """Update, replay, and publish the new weights of each policy; returns the step's metrics.
 
         A batch that nothing can be learnt from is skipped and counted; the batches to replay are not skipped
         with it. Raises TrainingError if several steps' own updates in a row can't be made, or if what is
         trained is not what was sampled.
         """
-        backend, algorithm = self.session.backend, phase.algorithm
+        learners = self.session.learners
+        if len(learners) == 1 or not credited:
+            return await self._learn(step, phase, credited, learners[0])
+        numbers: dict[str, dict[str, float]] = {}
+        for learner in learners:
+            if part := self._part(credited, learner):
+                numbers[learner.shown] = await self._learn(step, phase, part, learner)
+            elif learner.policy is not None or sampled_by(None, credited):
+                numbers[learner.shown] = {"skipped_updates": 1.0}
+        for learner in learners:
+            if learner.shown in numbers:
+                numbers[learner.shown]["policy_version"] = float(learner.backend.policy_version)
+        return joined_numbers(numbers)
+
+    def _part(self, credited: list[Trajectory], learner: Learner) -> list[Trajectory]:
+        """The part of a batch that a policy learns from. Of several policies one whose advantages are all 0
+        has none."""
+        if len(self.session.learners) == 1:
+            return credited
+        part = sampled_by(learner.policy, credited)
+        return part if any(t.advantage for each in part for t in each.transitions) else []
+
+    async def _learn(
+        self, step: int, phase: ResolvedPhase, credited: list[Trajectory], learner: Learner
+    ) -> dict[str, float]:
+        backend, algorithm = learner.backend, phase.algorithm
         again = await self._recall(step, phase, credited)
         self.session.observers.updating(step)
-        own = await self._update(step, phase, credited)
+        own = await self._update(step, phase, credited, learner)
         check_gap(step, own, self.session.settings.max_logprob_gap)
-        replayed, numbers = await self._replay(step, phase, again)
+        replayed, numbers = await self._replay(step, phase, again, backend)
         made = replayed if "skipped_updates" in own else [credited, *replayed]
         metrics = {**value_numbers(credited), **own, **numbers}
         if not made:
@@ -151,7 +178,9 @@ class Updater:
         history = [self._entropies[k] for k in sorted(self._entropies) if phase.first <= k <= step]
         return phase.algorithm.prepare(batch, history)
 
-    async def _update(self, step: int, phase: ResolvedPhase, credited: list[Trajectory]) -> dict[str, float]:
+    async def _update(
+        self, step: int, phase: ResolvedPhase, credited: list[Trajectory], learner: Learner
+    ) -> dict[str, float]:
         """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the
         backend could not."""
         if not credited:
@@ -161,18 +190,18 @@ class Updater:
             return {"skipped_updates": 1.0}
         try:
             ready = self._prepare(step, phase, credited)
-            metrics = await self.session.backend.update(Batch(step, ready.batch), ready.algorithm)
+            metrics = await learner.backend.update(Batch(step, ready.batch), ready.algorithm)
         except TrainingError as problem:
-            self._failed += 1
-            log.warning("step %d: update skipped: %s", step + 1, problem)
-            if self._failed >= MOST_SKIPPED:
+            self._failed[learner.policy] += 1
+            log.warning("step %d: update of %s skipped: %s", step + 1, learner.shown, problem)
+            if self._failed[learner.policy] >= MOST_SKIPPED:
                 raise
             return {"skipped_updates": 1.0, "failed_updates": 1.0}
-        self._failed = 0
+        self._failed[learner.policy] = 0
         return metrics
 
     async def _replay(
-        self, step: int, phase: ResolvedPhase, batches: Sequence[list[Trajectory]]
+        self, step: int, phase: ResolvedPhase, batches: Sequence[list[Trajectory]], backend: Backend
     ) -> tuple[list[list[Trajectory]], dict[str, float]]:
         """(the batches that were replayed, the means of their metrics); `replay/skipped` counts the rest."""
         made: list[list[Trajectory]] = []
@@ -183,7 +212,7 @@ class Updater:
                 continue
             try:
                 again = Batch(step, ready.batch)
-                metrics.append(await self.session.backend.update(again, ready.algorithm))
+                metrics.append(await backend.update(again, ready.algorithm))
                 made.append(batch)
             except TrainingError as problem:
                 log.warning("step %d: a batch was not replayed: %s", step + 1, problem)

@@ -13,6 +13,7 @@ ever points at nothing.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 from collections import defaultdict
@@ -29,13 +30,17 @@ from lightning_core.stores.versions import (
     POLICY,
     TRAINER,
     find_current,
+    is_weights,
     list_choices,
     make_current,
     read_number,
+    weights_of,
 )
 from lightning_core.trainer.folder import RunFolder, absolute
 from lightning_core.trainer.summary import Evaluation
 
+TOGETHER = "together"
+"""A version's best greedy reward of all policies together."""
 KEPT = 2
 """Checkpoints that are kept to resume from while a run goes on, where its settings say nothing."""
 
@@ -43,7 +48,20 @@ KEPT = 2
 class Versions:
     """Written by one trainer at a time, the one that holds the run's folder."""
 
-    def __init__(self, store: Store, folder: RunFolder, backend: Backend, newest: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: RunFolder,
+        backend: Backend,
+        newest: int,
+        *,
+        policy: str | None = None,
+        several: bool = False,
+    ) -> None:
+        """`policy`: the name of the policy whose versions they are; `several`: whether others are trained
+        beside it, so that an evaluation is of all of them together."""
+        self._name = weights_of(policy)
+        self._several = several
         self._store = store
         self._folder = folder
         self._backend = backend
@@ -56,7 +74,7 @@ class Versions:
         there is anything to tell. A run that goes on does so from its newest checkpoint, which is the
         current version again, whatever was chosen since: that is kept, and can be chosen again.
         """
-        listed = await self._store.list_resources(self._folder.run_id, POLICY)
+        listed = await self._store.list_resources(self._folder.run_id, self._name)
         self._known = {version.version: version for version in listed}
         for version in listed:
             await self._find_again(version)
@@ -73,12 +91,10 @@ class Versions:
             return f"continues from version {newest}; version {current.version}, which was current, is kept"
         return None
 
-    async def checkpoint(self, step: int) -> None:
-        """Save the state after `step` updates, record it as the current version, and delete what is too
+    async def saved(self, step: int) -> None:
+        """Record the state that was saved after `step` updates as the current version, and delete what is too
         old."""
-        path = self._folder.checkpoint(step)
-        await self._backend.save(path)
-        await self._add(step, path)
+        await self._add(step, self._folder.checkpoint(step))
         versions = [self._known[number] for number in sorted(self._known)]
         kept = await prune(self._store, self._folder, versions, self._newest)
         self._known = {version.version: version for version in kept}
@@ -91,9 +107,14 @@ class Versions:
                 await self._measure(version, {"reward": fmean(rewards), "rollouts": float(len(rewards))})
 
     async def evaluated(self, result: Evaluation) -> None:
-        """Record an evaluation as numbers of the version that is served."""
+        """Record an evaluation as numbers of the version that is served. With several policies, `together` is
+        the best greedy reward since training began in which it took part."""
+        version = self._backend.policy_version
         numbers = {"sampled": result.sampled, "greedy": result.greedy}
-        await self._measure(self._backend.policy_version, numbers)
+        known = self._known.get(version) if self._several and result.step else None
+        if known is not None and result.greedy >= known.metrics.get(TOGETHER, -math.inf):
+            numbers |= {TOGETHER: result.greedy, "together_step": float(result.step)}
+        await self._measure(version, numbers)
 
     async def export(self, *, best: bool) -> int | None:
         """Export the best trained version, or the last; returns how many updates it had, if that is known.
@@ -104,12 +125,12 @@ class Versions:
         reader = getattr(self._backend, "export_version", None)
         if not best or reader is None or newest is None or chosen is None or chosen.version == newest.version:
             await self._backend.export(self._folder.policy)
-            return None if newest is None else int(newest.metrics["step"])
+            return None if newest is None else _updates(newest, best=best)
         await reader(str(chosen.uri), self._folder.policy)
-        current = find_current(await self._store.list_resources(self._folder.run_id, POLICY))
+        current = find_current(await self._store.list_resources(self._folder.run_id, self._name))
         if current is not None and current.version == newest.version:
             await self._put(chosen, current=True)
-        return int(chosen.metrics["step"])
+        return _updates(chosen, best=True)
 
     async def _find_again(self, version: ResourceVersion) -> None:
         """The run's folder may have been moved, or be reached by a link: its content is then where the folder
@@ -136,7 +157,7 @@ class Versions:
     def _made(self, number: int, uri: str, step: int) -> ResourceVersion:
         return ResourceVersion(
             run_id=self._folder.run_id,
-            name=POLICY,
+            name=self._name,
             version=number,
             uri=uri,
             parent=number - 1 if number else None,
@@ -164,7 +185,11 @@ class FolderStore:
 
     async def list_resources(self, run_id: str, name: str = POLICY) -> list[ResourceVersion]:
         found = await self._store.list_resources(run_id, name)
-        return [_found_again(each, self._folder) if name == POLICY else each for each in found]
+        if not is_weights(name):
+            return found
+        policy = name.removeprefix(POLICY).removeprefix(":")
+        folder = self._folder / "policies" / policy if policy else self._folder
+        return [_found_again(each, folder) for each in found]
 
 
 def in_folder(store: Store, folder: Path) -> Store:
@@ -186,6 +211,12 @@ def _moved(uri: str | None, folder: Path) -> str | None:
     return absolute(now) if same and absolute(now) != uri else None
 
 
+def _updates(version: ResourceVersion, *, best: bool) -> int:
+    """How many updates the run had made then; of the `best` of several policies, at its best evaluation."""
+    together = version.metrics.get("together_step") if best else None
+    return int(version.metrics["step"] if together is None else together)
+
+
 def _start(model: str) -> str:
     """The content of version 0: the model itself, where it lies."""
     return absolute(Path(model)) if Path(model).exists() else model
@@ -202,7 +233,15 @@ def _rewards(trajectories: Iterable[Trajectory]) -> dict[int, list[float]]:
 
 # what is kept -----------------------------------------------------------------------------
 def best_trained(versions: Iterable[ResourceVersion]) -> ResourceVersion | None:
-    """The version with the highest greedy held-out reward, the newest of equals, or None. Not the start."""
+    """The version with the highest greedy held-out reward, the newest of equals, or None. Not the start.
+
+    With several policies: the version that took part in the best evaluation of all together, which of one
+    policy may be the start.
+    """
+    versions = list(versions)
+    played = [v for v in versions if v.uri is not None and TOGETHER in v.metrics]
+    if played:
+        return max(played, key=lambda v: (v.metrics[TOGETHER], v.version))
     measured = [v for v in versions if v.version and v.uri is not None and "greedy" in v.metrics]
     return max(measured, key=lambda v: (v.metrics["greedy"], v.version), default=None)
 
@@ -210,14 +249,15 @@ def best_trained(versions: Iterable[ResourceVersion]) -> ResourceVersion | None:
 async def kept_versions(store: Store, run_id: str, versions: Sequence[ResourceVersion]) -> set[int]:
     """The versions that something in the store points at, and the best one, the newest of equals."""
     current = find_current(versions)
-    named = [read_number(choice.uri or "") for choice in await list_choices(store, run_id)]
+    name = versions[0].name if versions else POLICY
+    named = [read_number(choice.uri or "") for choice in await list_choices(store, run_id, name)]
     chosen = {number for number in named if number is not None}
     by_persons = {version.version for version in versions if version.author != TRAINER}
     pinned = {
         rollout.policy_version
         for status in (Status.QUEUED, Status.RUNNING)
         for rollout in await store.find_rollouts(run_id, status=status)
-        if rollout.policy_version is not None
+        if rollout.policy_version is not None and name == POLICY
     }
     best = best_trained(versions)
     return chosen | by_persons | pinned | {each.version for each in (current, best) if each is not None}
@@ -253,13 +293,15 @@ async def prune(
     return after
 
 
-async def settle(store: Store, folder: RunFolder, backend: Backend | type[Backend] | None) -> None:
-    """Delete all checkpoints but the newest and, if a backend is given that can go on without it, the
-    optimizer's state in that one."""
+async def settle(
+    store: Store, folder: RunFolder, backend: Backend | type[Backend] | None, policy: str | None = None
+) -> None:
+    """Delete of a policy's weights all checkpoints but the newest and, if a backend is given that can go on
+    without it, the optimizer's state in that one."""
     made = folder.latest_checkpoint()
     if made is None:
         return
-    await prune(store, folder, await store.list_resources(folder.run_id, POLICY), 1)
+    await prune(store, folder, await store.list_resources(folder.run_id, weights_of(policy)), 1)
     forget: Any = getattr(backend, "forget_optimizer", None)
     if callable(forget):
         await asyncio.to_thread(forget, made[1])

@@ -645,6 +645,7 @@ async def test_a_call_comes_back_as_it_was_recorded(store: Store) -> None:
         ],
         temperature=0.7,
         policy_version=0,
+        policy="checker",
         status="cancelled",
         error="gone",
         response_id="resp_1",

@@ -403,7 +403,7 @@ async def test_a_store_of_the_version_before_is_read_with_the_places_in_its_ids(
 async def test_a_newer_schema_is_refused(redis_url: str, redis_server: str) -> None:
     with redis.Redis.from_url(redis_server) as client:
         client.set(f"{redis_url.partition('prefix=')[2]}schema", 99)
-    assert "schema version 99, this program reads 7" in await refusal(redis_url)
+    assert "schema version 99, this program reads 8" in await refusal(redis_url)
 
 
 async def test_no_key_is_outside_the_prefix(store: RedisStore, redis_url: str, redis_server: str) -> None:

@@ -214,7 +214,7 @@ async def test_a_schema_of_another_version_is_refused(tmp_path: Path, url: str) 
     await open_and_close(url)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other, other:
         other.execute("UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreError, match=r"schema version 99, this program reads 10"):
+    with pytest.raises(StoreError, match=r"schema version 99, this program reads 11"):
         await open_and_close(url)
 
 
@@ -227,6 +227,7 @@ async def test_a_store_of_the_version_before_is_read_with_the_places_in_its_ids(
     with closing(sqlite3.connect(tmp_path / "runs.db")) as old, old:
         old.execute("ALTER TABLE rollouts DROP COLUMN place")
         old.execute("ALTER TABLE rollouts DROP COLUMN retry")
+        old.execute("ALTER TABLE calls DROP COLUMN policy")
         old.execute("UPDATE schema_version SET version = 8")
     async with SqliteStore(url) as store:
         assert await store.get_rollouts([one.id for one in (*asked, *other)]) == [*asked, *other]

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -22,7 +22,7 @@ from lightning_core.backends.local.engine import Engine
 from lightning_core.backends.local.exactness import Exactness
 from lightning_core.backends.local.model import load_model
 from lightning_core.backends.local.optimizer import Optimizer
-from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.local.policy import Policy, share_weights
 from lightning_core.backends.local.preflight import plan_run
 from lightning_core.backends.local.serving import Serving, TorchServing
 from lightning_core.backends.local.tuning import tune_decoding, tune_training
@@ -61,6 +61,8 @@ class BackendParts:
     optimizer: Optimizer
     critic: LocalCritic
     checkpoints: Checkpoints
+    threads: int
+    """Threads of an update."""
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Returns the contents of a checkpoint beside the policy's weights, by the name of the file."""
@@ -92,6 +94,8 @@ class LocalBackend(LocalSettings):
         """One version is opened at a time: the first one's speed is measured undisturbed and serves all."""
         self._parts: BackendParts | None = None
         self._worker = ThreadPoolExecutor(1, "lightning-optimizer")
+        self._first: LocalBackend | None = None
+        """The backend of the run's own policy, if this one is of a further policy."""
         self._switch_seconds: float | None = None
         """The interpreter's switch interval as it was before an engine ran; None: it is that."""
 
@@ -127,6 +131,18 @@ class LocalBackend(LocalSettings):
                 "frees its memory meanwhile; give sleep=False if both fit into memory, or staleness=0"
             )
 
+    def another(self) -> LocalBackend:
+        """A backend for a further policy. Engine and optimizer are its own, and so are all weights that are
+        trained; LoRA's frozen base is shared. Raises UnsupportedError where vLLM samples."""
+        if self.engine != "torch":
+            raise UnsupportedError(
+                f"policies={{...}} with engine={self.engine!r}: that server answers with one policy; leave "
+                'policies out, or give engine="torch"'
+            )
+        made = replace(self)
+        made.seed, made._first = self.seed, self
+        return made
+
     def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
         """Returns the plan of a run; loads only the model's configuration."""
         return plan_run(self, algorithms)
@@ -153,17 +169,21 @@ class LocalBackend(LocalSettings):
     def _build(self) -> BackendParts:
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
         model = load_model(str(self.model), context=self.context, device=self.device)
+        first = None if self._first is None else self._first._started
+        if first is not None and self.lora is not None:
+            share_weights(model.network, first.policy.base)
         # what serves is plain, and LoRA's layers are put into the network itself
         check = Exactness(model.network, model.sample, model.context)
         with check.refusing("served"):
-            speed = tune_decoding(model, model.network, dtype=self.dtype)
+            speed = first.speed if first else tune_decoding(model, model.network, dtype=self.dtype)
         serving = self._make_serving(model, speed, check)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)  # LoRA's start is random
             policy = Policy(model, self.lora)
         bfloat16 = speed[1] == torch.bfloat16
         with check.refusing("trained"):
-            torch.set_num_threads(tune_training(policy, bfloat16=bfloat16))
+            threads = first.threads if first else tune_training(policy, bfloat16=bfloat16)
+            torch.set_num_threads(threads)
         optimizer = Optimizer(
             policy,
             self,
@@ -179,6 +199,7 @@ class LocalBackend(LocalSettings):
             optimizer=optimizer,
             critic=LocalCritic(policy, self, bfloat16=bfloat16),
             checkpoints=Checkpoints(policy),
+            threads=threads,
         )
 
     def _make_serving(self, model: Model, speed: Speed, check: Exactness) -> Serving:

@@ -131,6 +131,13 @@ class Policy:
             yield self.network
 
 
+def share_weights(network: PreTrainedModel, base: PreTrainedModel) -> None:
+    """Let a plain network hold the frozen weights of one with LoRA in place of its own."""
+    plain = {name.replace(".base_layer.", "."): weight for name, weight in base.named_parameters()}
+    for name, weight in network.named_parameters():
+        weight.data = plain[name].data
+
+
 class _ServingWeights(Mapping[str, torch.Tensor]):
     """The weights with LoRA merged. A product is made when it is asked for: all take as much as the model."""
 

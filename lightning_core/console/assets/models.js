@@ -8,7 +8,7 @@ const NUMBERS = ["step", "reward", "sampled", "greedy"];
 
 export async function show(place) {
   const name = place.query.get("name") || "policy";
-  const { versions, choices, served } = await ask("models", { run: place.run, name });
+  const { versions, choices, served, weights } = await ask("models", { run: place.run, name });
   const shown = NUMBERS.filter((key) => versions.some((one) => key in one.metrics));
   const note = h("p.quiet", { role: "status" });
   const serve = (one) => h("button", { type: "button", disabled: !live, onclick: async () => {
@@ -16,7 +16,9 @@ export async function show(place) {
     try { await tell("choose", { run: place.run, name, version: one.version }); window.dispatchEvent(new Event("hashchange")); }
     catch (error) { note.textContent = error.message; }
   } }, `Make ${one.version} current`);
-  return { element: h("div", {}, h("h1", {}, `Versions of ${name}`), h("p.quiet", {}, served ? "A gateway serves the current version now." : "No gateway is up: the current version is what agentlightning serve serves."), note,
+  return { element: h("div", {}, h("h1", {}, `Versions of ${name}`),
+    weights.length > 1 ? h("p", {}, weights.map((one) => [h("a", { href: `#/${encodeURIComponent(place.run)}/models?name=${encodeURIComponent(one)}` }, one), " "])) : null,
+    h("p.quiet", {}, served ? "A gateway serves the current version now." : "No gateway is up: the current version is what agentlightning serve serves."), note,
     table("Versions", [["version", "right"], ["", ""], ["parent", "right"], ["by", ""], ...shown.map((key) => [key === "reward" ? term("training reward") : key, "right"]), ["made", "right"]],
       versions.slice().reverse().map((one) => [num(one.version), one.current ? h("b.good", {}, served ? "● served" : "● current") : one.uri === null ? h("span.quiet", {}, "deleted") : serve(one),
         one.parent ?? "–", one.author, ...shown.map((key) => num(one.metrics[key])), ago(one.created_at)])),

@@ -131,7 +131,7 @@ function pretty(value) {
 function call(rollout, node, names, place) {
   const facts = [
     node.trained ? "trained" : node.endpoint ? `only seen, answered by ${node.endpoint}` : "not trained",
-    node.answerer, node.policy_version !== null && `version ${node.policy_version}`, `T ${num(node.temperature, 1)}`,
+    node.answerer, node.policy && `policy ${node.policy}`, node.policy_version !== null && `version ${node.policy_version}`, `T ${num(node.temperature, 1)}`,
     `${num(node.read)} → ${num(node.written)} tokens`, lasting(node.ended_at - node.started_at),
     node.replies.map((one) => one.finish_reason).filter(Boolean).join(", "),
   ];

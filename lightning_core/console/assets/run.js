@@ -14,6 +14,8 @@ const CHARTS = [
   ["Automatic intermediate rewards", [["air_reward", "mean of a rollout"]], { word: "intermediate rewards" }],
   ["Signals by rule", [["air/*", ""]], { low: 0 }],
   ["Gradient norm", [["grad_norm", "policy"], ["value_grad_norm", "critic"]], { low: 0, word: "gradient norm" }],
+  ["Gradient norm by policy", [["policy/*/grad_norm", ""]], { low: 0, word: "gradient norm" }],
+  ["Version of each policy", [["policy/*/policy_version", ""]], { low: 0, word: "version" }],
   ["Clipped share", [["clip_share", "policy"], ["bounded_share", "off-policy bound"]], { low: 0, word: "clipped share" }],
   ["Divergence from the start, nats", [["kl_reference", "KL"]], { word: "divergence" }],
   ["Loss", [["loss", "policy"], ["value_loss", "critic"]], { word: "loss" }],

@@ -9,7 +9,7 @@ export const TERMS = {
   "step": "One update: its rollouts are collected, credited and learnt from. An evaluation after 0 steps shows the model before training.",
   "call": "One request of your app to a language model, with its reply.",
   "agent": "The role that made a call: a graph node, a team member, or the name you gave it.",
-  "policy": "The model that is trained. Each update makes a new version of it.",
+  "policy": "The model that is trained. Each update makes a new version of it. A run may have several, each played by some of its agents.",
   "version": "The weights after so many updates; version 0 is the model before training.",
   "current": "The version that is used when the run is served. It is served only while a gateway is up.",
   "reward": "The number that your function returned for a rollout: the higher, the better.",

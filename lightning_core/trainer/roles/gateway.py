@@ -19,6 +19,8 @@ from lightning_core.errors import ConfigError, ModelError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.gateway.naming import CONFIG
+from lightning_core.gateway.policies import CONFIG as POLICIES
+from lightning_core.gateway.policies import PolicyRouter
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.versions import Embedded, VersionedUpstream, VersionRegistry
 from lightning_core.plugins import Plugins, load_plugins
@@ -26,7 +28,7 @@ from lightning_core.prompts import PinnedPrompts
 from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store
 from lightning_core.stores.heartbeat import Heartbeat, make_member
-from lightning_core.stores.versions import POLICY, find_current, get_version
+from lightning_core.stores.versions import POLICY, find_current, get_version, weights_of
 from lightning_core.trainer.parts import base_model, open_reader, open_store
 from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
@@ -96,11 +98,35 @@ class GatewayPart:
             await asyncio.Event().wait()
 
 
-def make_gateway(store: Store, run: Run, upstream: VersionedUpstream) -> Gateway:
+def make_gateway(store: Store, run: Run, upstream: VersionedUpstream | PolicyRouter) -> Gateway:
     """A gateway for the rollouts of a run."""
     names: Any = run.config.get(CONFIG)
     prompts = PinnedPrompts(store, run)
-    return Gateway(upstream, store, tokens_of(run), agents=agents_of(run), prompts=prompts, names=names)
+    return Gateway(
+        upstream,
+        store,
+        tokens_of(run),
+        agents=agents_of(run),
+        prompts=prompts,
+        names=names,
+        policies=policies_of(run),
+    )
+
+
+def policies_of(run: Run) -> dict[str, str]:
+    """Names or globs of a run's agents, and the named policy that each plays."""
+    policies: Any = run.config.get(POLICIES) or {}
+    return dict(policies)
+
+
+def refuse_policies(run: Run, what: str) -> None:
+    """Raise ConfigError where a rollout would be pinned to one version, and each policy has its own."""
+    if named := dict.fromkeys(policies_of(run).values()):
+        raise ConfigError(
+            f"{what} pins a rollout to one version, and run {run.id!r} has the policies {', '.join(named)} "
+            f"beside "
+            "its own, with versions of their own: use a run with one policy"
+        )
 
 
 def public_address(listening: str, address: str | None) -> str:
@@ -112,34 +138,55 @@ def public_address(listening: str, address: str | None) -> str:
 
 # the weights ------------------------------------------------------------------------------
 def make_upstream(
-    store: Store, run_id: str, backend: Backend, *, name: str, embedded: bool, pinned: int | None = None
+    store: Store,
+    run_id: str,
+    backend: Backend,
+    *,
+    name: str,
+    embedded: bool,
+    policy: str | None = None,
+    pinned: int | None = None,
 ) -> VersionedUpstream:
-    """An upstream for the run's weights, called `name`; `embedded`: the backend is started and trains them;
-    `pinned`: the version that answers in place of the current one."""
+    """An upstream for the weights of a policy of the run, called `name`; `embedded`: the backend is started
+    and trains them; `pinned`: the version that answers in place of the current one."""
 
     async def open_engine(source: str, version: int) -> VersionEngine:
         check_versions(backend, "open_engine")
         return await backend.open_engine(source, version)
 
     own = Embedded(backend.upstream, lambda: backend.policy_version) if embedded else None
-    return VersionedUpstream(name, VersionRegistry(store, run_id, pinned=pinned), open_engine, embedded=own)
+    registry = VersionRegistry(store, run_id, name=weights_of(policy), pinned=pinned)
+    return VersionedUpstream(name, registry, open_engine, embedded=own)
 
 
 @asynccontextmanager
 async def serving_run(
     store: Store, run: Run, plugins: Plugins, *, version: int | None = None
-) -> AsyncIterator[VersionedUpstream]:
+) -> AsyncIterator[VersionedUpstream | PolicyRouter]:
     """An upstream for a run that is not trained in this process; `version` answers in place of the current
-    one. Raises ConfigError for a run without weights, NotFoundError for a version that it does not have,
-    ModelError if the weights can't be reached from here."""
-    versions = await store.list_resources(run.id, POLICY)
+    one of the run's own policy. Raises ConfigError for a run without weights, NotFoundError for a version
+    that it does not have, ModelError if the weights can't be reached from here."""
+    async with AsyncExitStack() as stack:
+        own = await stack.enter_async_context(_serving_policy(store, run, plugins, None, version))
+        named = {
+            name: await stack.enter_async_context(_serving_policy(store, run, plugins, name, None))
+            for name in dict.fromkeys(policies_of(run).values())
+        }
+        yield PolicyRouter(own, named) if named else own
+
+
+@asynccontextmanager
+async def _serving_policy(
+    store: Store, run: Run, plugins: Plugins, policy: str | None, version: int | None
+) -> AsyncIterator[VersionedUpstream]:
+    versions = await store.list_resources(run.id, weights_of(policy))
     current = find_current(versions) if version is None else get_version(versions, version)
     if current is None:
         raise ConfigError(f"run {run.id!r} has no weights yet; wait until its trainer has started")
     _check_reachable(run, current)
     reader = open_reader(run, versions, plugins)
     name = _name(base_model(run, versions))
-    upstream = make_upstream(store, run.id, reader, name=name, embedded=False, pinned=version)
+    upstream = make_upstream(store, run.id, reader, name=name, embedded=False, policy=policy, pinned=version)
     try:
         yield upstream
     finally:
