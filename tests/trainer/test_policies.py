@@ -34,6 +34,7 @@ from tests.backends.scripted import ScriptedBackend
 POLICIES = {"writer": "a", "critic": "b"}
 TASKS = [{"question": f"How many rows are in table {name}?"} for name in "abcdefgh"]
 CALLS = 3000
+SHOWN = ({"messages": [{"role": "user", "content": "1 + 1?"}], "reply": "2"},)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +190,7 @@ def test_the_numbers_of_a_step_are_those_of_each_policy_and_of_all_that_were_upd
 
 
 # a run that ends and goes on --------------------------------------------------------------------
-def weights(folder: Path) -> dict[str, bytes]:
+def weights(folder: Path) -> dict[str, dict[str, bytes]]:
     """The weights of all policies in the newest checkpoints."""
     newest = {place: max(place.glob("checkpoints/*")) for place in (folder, *folder.glob("policies/*"))}
     return {place.name if place != folder else "": content(path / "model") for place, path in newest.items()}
@@ -258,7 +259,12 @@ async def serve(run: Path) -> dict[str, str]:
             async with GatewayServer(gateway) as server, httpx.AsyncClient(base_url=server.url) as client:
                 listed = (await client.get("/v1/models")).json()["data"]
                 assert {"a", "a@1", "b", "b@2"} <= {each["id"] for each in listed}
-                asked = {"own": ("qwen", {}), "a": ("a", {}), "b": ("b", {}), "a@1": ("a@1", {})}
+                asked: dict[str, tuple[str, dict[str, str]]] = {
+                    "own": ("qwen", {}),
+                    "a": ("a", {}),
+                    "b": ("b", {}),
+                    "a@1": ("a@1", {}),
+                }
                 named = {"authorization": f"Bearer {tokens.issue(rollout, 1)}", "x-lightning-agent": "critic"}
                 asked["agent"] = ("any", named)
                 for what, (name, headers) in asked.items():
@@ -312,7 +318,7 @@ def current(versions: list[ResourceVersion]) -> int:
         ("replay=1: give replay=0", {"algorithm": lightning.GRPO(replay=1)}),
         (
             "learns from demonstrations",
-            {"algorithm": lightning.SFT(demonstrations=[{"messages": [{"role": "user"}], "reply": "2"}])},
+            {"algorithm": lightning.SFT(demonstrations=SHOWN)},
         ),
         ("with a remote gateway", {"remote": "gateway"}),
         ('give engine="torch"', {"backend": "vllm"}),
