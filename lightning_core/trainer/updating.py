@@ -193,7 +193,8 @@ class Updater:
             metrics = await learner.backend.update(Batch(step, ready.batch), ready.algorithm)
         except TrainingError as problem:
             self._failed[learner.policy] += 1
-            log.warning("step %d: update of %s skipped: %s", step + 1, learner.shown, problem)
+            of = "" if learner.policy is None else f" of policy {learner.policy!r}"
+            log.warning("step %d: update%s skipped: %s", step + 1, of, problem)
             if self._failed[learner.policy] >= MOST_SKIPPED:
                 raise
             return {"skipped_updates": 1.0, "failed_updates": 1.0}
