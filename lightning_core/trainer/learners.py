@@ -1,6 +1,6 @@
 """The policies of a run from the trainer's side: the run's own, and each named one with what is its alone.
 
-A `Learner` is a policy with its backend and the folder of its weights. Credit is assigned over whole
+A `PolicyLearner` is a policy with its backend and the folder of its weights. Credit is assigned over whole
 rollouts; each policy is then updated from the transitions that it sampled.
 """
 
@@ -26,7 +26,7 @@ SUMS: Final = frozenset(("tokens", "update_seconds", "publish_seconds"))
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class PolicyLearner:
     """A policy under training."""
 
     policy: str | None
@@ -67,7 +67,7 @@ def joined_numbers(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, fl
     return joined
 
 
-async def load_checkpoints(learners: Sequence[Learner], step: int) -> None:
+async def load_checkpoints(learners: Sequence[PolicyLearner], step: int) -> None:
     """Go on from the checkpoints after `step` updates. The ModelError for a damaged one names those before
     it."""
     for learner in learners:
@@ -88,7 +88,7 @@ async def load_checkpoints(learners: Sequence[Learner], step: int) -> None:
 class Lines:
     """The versions of every policy of a run: each has a line of its own."""
 
-    def __init__(self, store: Store, learners: Sequence[Learner], newest: int) -> None:
+    def __init__(self, store: Store, learners: Sequence[PolicyLearner], newest: int) -> None:
         several = len(learners) > 1
         self._learners = learners
         self._lines = [

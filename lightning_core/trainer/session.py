@@ -33,7 +33,7 @@ from lightning_core.stores.versions import find_current, put_prompt
 from lightning_core.texts.masking import without_password
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.folder import PolicyFolder, RunFolder, from_anywhere
-from lightning_core.trainer.learners import Learner, load_checkpoints
+from lightning_core.trainer.learners import PolicyLearner, load_checkpoints
 from lightning_core.trainer.observers import Observers
 from lightning_core.trainer.parts import (
     ResolvedPhase,
@@ -69,7 +69,7 @@ class Session:
     store: Store
     backend: Backend
     """The backend of the run's own policy."""
-    learners: list[Learner]
+    learners: list[PolicyLearner]
     """The policies under training, the run's own first."""
     plugins: Plugins
     phases: list[ResolvedPhase]
@@ -122,7 +122,7 @@ class Session:
             for phase in self.phases
             if phase.algorithm.learns_from is not None
         }
-        self.learners = [Learner(None, self.backend, folder)]
+        self.learners = [PolicyLearner(None, self.backend, folder)]
         for name in settings.policy_names:
             await self._add_policy(name, stack)
         if (checkpoint := folder.latest_checkpoint()) is not None:
@@ -134,7 +134,7 @@ class Session:
         folder.prepare()
         stack.push_async_callback(backend.close)
         await backend.start()
-        self.learners.append(Learner(name, backend, folder))
+        self.learners.append(PolicyLearner(name, backend, folder))
 
     async def begin(self, run: Run) -> None:
         """Play this process's roles in the run, which is in the store by now: from here on, enqueued rollouts

@@ -34,7 +34,7 @@ from lightning_core.errors import TrainingError
 from lightning_core.experience.transitions import last_planned
 from lightning_core.records.types import Credited, Key, Metrics, Trajectory
 from lightning_core.trainer.batch import StepBatch, had_signal, read_batch
-from lightning_core.trainer.learners import Learner, joined_numbers, sampled_by
+from lightning_core.trainer.learners import PolicyLearner, joined_numbers, sampled_by
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.session import Session
 
@@ -144,7 +144,7 @@ class Updater:
                 numbers[learner.shown]["policy_version"] = float(learner.backend.policy_version)
         return joined_numbers(numbers)
 
-    def _part(self, credited: list[Trajectory], learner: Learner) -> list[Trajectory]:
+    def _part(self, credited: list[Trajectory], learner: PolicyLearner) -> list[Trajectory]:
         """The part of a batch that a policy learns from. Of several policies one whose advantages are all 0
         has none."""
         if len(self.session.learners) == 1:
@@ -153,7 +153,7 @@ class Updater:
         return part if any(t.advantage for each in part for t in each.transitions) else []
 
     async def _learn(
-        self, step: int, phase: ResolvedPhase, credited: list[Trajectory], learner: Learner
+        self, step: int, phase: ResolvedPhase, credited: list[Trajectory], learner: PolicyLearner
     ) -> dict[str, float]:
         backend, algorithm = learner.backend, phase.algorithm
         again = await self._recall(step, phase, credited)
@@ -179,7 +179,7 @@ class Updater:
         return phase.algorithm.prepare(batch, history)
 
     async def _update(
-        self, step: int, phase: ResolvedPhase, credited: list[Trajectory], learner: Learner
+        self, step: int, phase: ResolvedPhase, credited: list[Trajectory], learner: PolicyLearner
     ) -> dict[str, float]:
         """From the step's own batch. `skipped_updates` says that none was made, `failed_updates` that the
         backend could not."""
