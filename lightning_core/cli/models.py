@@ -35,13 +35,13 @@ from lightning_core.stores.versions import (
     get_version,
     is_weights,
     list_choices,
+    policies_of,
     read_number,
     weights_of,
 )
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import check_there
 from lightning_core.trainer.parts import open_reader, open_store
-from lightning_core.trainer.roles.gateway import policies_of
 
 _SHOWN: Final = 12
 """Tensors that a comparison lists."""

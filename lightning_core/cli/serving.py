@@ -19,11 +19,11 @@ from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.plugins import load_plugins
-from lightning_core.stores.versions import read_number
+from lightning_core.stores.versions import policies_of, read_number
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import make_backend, open_store
-from lightning_core.trainer.roles.gateway import host_gateway, policies_of, serving_run
+from lightning_core.trainer.roles.gateway import host_gateway, serving_run
 from lightning_core.trainer.roles.joining import Joining, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import LARGEST_PORT, Settings, parse_listen

@@ -15,9 +15,9 @@ from lightning_core.cli.rollouts import open_run, reading
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import get_run
+from lightning_core.stores.versions import policies_of
 from lightning_core.texts.terminal import Terminal, shown
 from lightning_core.trainer.folder import PolicyFolder, RunFolder
-from lightning_core.trainer.roles.gateway import policies_of
 from lightning_core.trainer.versions import settle
 
 _Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/20260101-120000.")]

@@ -16,9 +16,9 @@ from lightning_core.stores.versions import (
     find_current,
     is_weights,
     list_choices,
+    policies_of,
     weights_of,
 )
-from lightning_core.trainer.roles.gateway import policies_of
 
 AUTHOR: Final = "console"
 """Who chose, in the list of choices."""

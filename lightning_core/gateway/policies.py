@@ -5,13 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
 
 from lightning_core.dialects.upstream import ChatRequest, Generation
 from lightning_core.gateway.versions import VersionedUpstream
-
-CONFIG: Final = "policies"
-"""The key of a run's configuration with the policies of its agents: a name or glob, and the policy's name."""
 
 
 class PolicyRouter:

@@ -13,16 +13,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from lightning_core.errors import NotFoundError, StoreError
-from lightning_core.records.types import ResourceVersion
+from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store
 
 POLICY: Final = "policy"
 """The name of the weights under training."""
 TRAINER: Final = "trainer"
 """The author of what training made."""
+POLICIES: Final = "policies"
+"""The key of a run's configuration with the policies of its agents: a name or glob, and the policy's name."""
 
 
 class Document(StrEnum):
@@ -48,6 +50,12 @@ class Document(StrEnum):
 def weights_of(policy: str | None) -> str:
     """The name of a policy's weights; None: the run's own."""
     return POLICY if policy is None else f"{POLICY}:{policy}"
+
+
+def policies_of(run: Run) -> dict[str, str]:
+    """Names or globs of a run's agents, and the named policy that each plays."""
+    policies: Any = run.config.get(POLICIES) or {}
+    return dict(policies)
 
 
 def is_weights(name: str) -> bool:

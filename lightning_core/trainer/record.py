@@ -27,12 +27,12 @@ from pydantic import JsonValue
 from lightning_core.backends.preflight import machine_memory
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.naming import CONFIG
-from lightning_core.gateway.policies import CONFIG as POLICIES
 from lightning_core.insight.why import CREDIT, Method
 from lightning_core.plugins import PluginInfo
 from lightning_core.prompts import ALL, DECLARED, FOUND, LEFT_OUT, written
 from lightning_core.records.types import Record, Run, Task
 from lightning_core.runner.config import RECORDED
+from lightning_core.stores.versions import POLICIES
 from lightning_core.texts.masking import mask, masked
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.roles.runner import rollout_config

@@ -19,7 +19,6 @@ from lightning_core.errors import ConfigError, ModelError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.gateway.naming import CONFIG
-from lightning_core.gateway.policies import CONFIG as POLICIES
 from lightning_core.gateway.policies import PolicyRouter
 from lightning_core.gateway.server import GatewayServer
 from lightning_core.gateway.versions import Embedded, VersionedUpstream, VersionRegistry
@@ -28,7 +27,7 @@ from lightning_core.prompts import PinnedPrompts
 from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store
 from lightning_core.stores.heartbeat import Heartbeat, make_member
-from lightning_core.stores.versions import POLICY, find_current, get_version, weights_of
+from lightning_core.stores.versions import POLICY, find_current, get_version, policies_of, weights_of
 from lightning_core.trainer.parts import base_model, open_reader, open_store
 from lightning_core.trainer.roles.joining import Joined, Joining, own_name, until_signal
 from lightning_core.trainer.roles.runner import agents_of, tokens_of
@@ -111,12 +110,6 @@ def make_gateway(store: Store, run: Run, upstream: VersionedUpstream | PolicyRou
         names=names,
         policies=policies_of(run),
     )
-
-
-def policies_of(run: Run) -> dict[str, str]:
-    """Names or globs of a run's agents, and the named policy that each plays."""
-    policies: Any = run.config.get(POLICIES) or {}
-    return dict(policies)
 
 
 def refuse_policies(run: Run, what: str) -> None:
