@@ -248,10 +248,12 @@ def choose(rollouts: Sequence[Rollout], which: str, credited: Collection[str] = 
             trained or rewarded, key=lambda rollout: rollout.reward or 0.0
         )
     by_id = {rollout.id: rollout for rollout in rollouts}
-    return by_id[_find(which, list(by_id), "rollout")]
+    return by_id[_find(which, list(by_id), "rollout", "'best', 'worst', 'failed' or an id")]
 
 
-def _find(given: str, ids: Sequence[str], kind: str) -> str:
+def _find(given: str, ids: Sequence[str], kind: str, wanted: str = "an id") -> str:
+    """The id that is given, or that alone begins or ends so. Raises ConfigError, which says what is
+    `wanted`."""
     if given in ids:
         return given
     found = [one for one in ids if given and (one.startswith(given) or one.endswith(given))]
@@ -260,8 +262,11 @@ def _find(given: str, ids: Sequence[str], kind: str) -> str:
     known = found or ids
     named = ", ".join(repr(one) for one in known[-_NAMED:])
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-    problem = "fits several" if found else "fits none"
-    raise ConfigError(f"{kind} {given!r} {problem}: {named}{more}; give the whole id")
+    if found:
+        raise ConfigError(f"{given!r} fits several {kind}s: {named}{more}; give the whole id")
+    raise ConfigError(
+        f"no {kind} has the id {given!r}, or one that begins or ends so; give {wanted}: {named}{more}"
+    )
 
 
 def _listed(title: str, rollouts: Sequence[Rollout], *, full: bool = False) -> Group:

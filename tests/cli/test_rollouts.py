@@ -288,9 +288,10 @@ def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--rollout", "small-t0"], "fits several: 'small-t0-0-0', 'small-t0-0-1', 'small-t0-1-0'"),
-        (["--rollout", "nothing"], "rollout 'nothing' fits none"),
-        (["--rollout", ""], "fits none"),
+        (["--rollout", "small-t0"], "fits several rollouts: 'small-t0-0-0', 'small-t0-0-1', 'small-t0-1-0'"),
+        (["--rollout", "nothing"], "no rollout has the id 'nothing', or one that begins or ends so"),
+        (["--rollout", "nothing"], "give 'best', 'worst', 'failed' or an id: 'small-t0-0-0', "),
+        (["--rollout", ""], "no rollout has the id ''"),
         (
             ["--where", "agent=stranger"],
             "no call of 'stranger' in these rollouts; agents seen: judge, writer",
@@ -305,7 +306,8 @@ def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None
         (["--where", "step=last"], "give a whole number"),
         (["--where", "reward=1"], "it is none of task, step, split, agent and status"),
         (["--where", "=1"], "give task, step, split, agent, status or a field"),
-        (["--where", "task=other"], "task 'other' fits none: 'task-0[test]', 'task-1[test]'"),
+        (["--where", "task=other"], "no task has the id 'other'"),
+        (["--where", "task=other"], "give an id: 'task-0[test]', 'task-1[test]'"),
     ],
 )
 def test_what_is_not_there_is_an_error_with_what_is(
