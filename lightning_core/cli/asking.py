@@ -16,7 +16,8 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from lightning_core.cli.rollouts import choose, find_rollouts, open_run, reading, rollout_tree
+from lightning_core.cli.choosing import choose
+from lightning_core.cli.rollouts import open_run, reading, rollout_tree
 from lightning_core.cli.serving import say
 from lightning_core.cli.training import SET, call_once, read_launch
 from lightning_core.credit.base import Baseline, Scale
@@ -79,7 +80,7 @@ async def _show_all(folder: Path, names: AgentNames, full: bool) -> None:
     call."""
     console = Terminal()
     async with open_run(folder) as (store, run_id):
-        rollouts = await find_rollouts(store, run_id)
+        rollouts = await store.find_rollouts(run_id)
         traces = await read_traces(store, rollouts)
         calls = await store.get_calls([one.id for one in rollouts])
         run = await store.find_run(run_id)
@@ -112,7 +113,7 @@ def why(
 
 async def _show_why(path: Path, which: str) -> None:
     async with open_run(path) as (store, run_id):
-        (trace,) = await read_traces(store, [choose(await find_rollouts(store, run_id), which)])
+        (trace,) = await read_traces(store, [await choose(store, run_id, which)])
         reasons, problem = await reasons_of(store, trace.rollout)
     console = Terminal()
     console.print(rollout_tree(trace, reasons))

@@ -13,7 +13,8 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from lightning_core.cli.rollouts import choose, find_rollouts, open_run, reading
+from lightning_core.cli.choosing import choose
+from lightning_core.cli.rollouts import open_run, reading
 from lightning_core.cli.serving import say
 from lightning_core.cli.training import SET, call_once, read_launch
 from lightning_core.dialects import transcript
@@ -65,7 +66,7 @@ async def _fork(
 ) -> None:
     async with open_run(path) as (store, run_id):
         run = await get_run(store, run_id)
-        recorded = choose(await find_rollouts(store, run_id), which)
+        recorded = await choose(store, run_id, which)
         check_forkable(run, recorded, solve)
         calls = forkable((await store.get_calls([recorded.id]))[recorded.id])
         chosen = _chosen(calls, wanted, recorded)

@@ -2,97 +2,40 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from pydantic import JsonValue
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from lightning_core.cli.choosing import Filter, choose, find_wanted
 from lightning_core.dialects import transcript
 from lightning_core.errors import ConfigError, StoreError
-from lightning_core.experience.returns import with_final
 from lightning_core.insight.failures import find_refused, group_failures
 from lightning_core.insight.trace import Item, Node, Trace, read_traces
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import Reason, reasons_of
 from lightning_core.plugins import load_plugins
-from lightning_core.records.types import Call, Reward, Rollout, Span, Status, ToolEvent, matches
+from lightning_core.records.types import Call, Reward, Rollout, Span, ToolEvent
 from lightning_core.stores.base import Store
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.display import failure_lines
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import open_store
-from lightning_core.trainer.report import model_name, task_name, task_text
+from lightning_core.trainer.report import model_name, task_name
 from lightning_core.trainer.versions import in_folder
 
 LISTED = 8
 """Rollouts that `show` lists."""
 CHOSEN = 40
 """Rollouts that it lists if it is told which; all with --full."""
-ENDS = ("best", "worst")
-"""Words for a rollout by its reward."""
-_NAMED = 5
 _WORDS = 60
 """Characters shown of a prompt, a reply, arguments or a result."""
 _BAD = "red"
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """The rollouts that a person wants to see; None: any."""
-
-    task: str | None = None
-    """Its id, or how its id or its text begins."""
-    step: int | None = None
-    """As it is shown: the first update is 1, an evaluation is after so many updates."""
-    split: str | None = None
-    agent: str | None = None
-    """Name or glob of an agent that made a call in it."""
-    status: Status | None = None
-    inputs: tuple[tuple[str, str], ...] = ()
-    """Names of fields of the task's own input, each with the value that it must have."""
-
-    def __post_init__(self) -> None:
-        if self.split not in (None, "train", "validation"):
-            raise ConfigError(f"--where split={self.split}: give 'train' or 'validation'")
-
-    @property
-    def said(self) -> str:
-        """The filter in words, for a title."""
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "inputs"}
-        given |= dict(self.inputs)
-        return " ".join(f"{name}={value}" for name, value in given.items() if value is not None)
-
-
-def read_filter(where: Sequence[str]) -> Filter:
-    """The filter of `--where NAME=VALUE` options; another name is a field of the tasks' input. Raises
-    ConfigError for a value that is none."""
-    given: dict[str, Any] = {}
-    known = {field.name for field in fields(Filter)} - {"inputs"}
-    for each in where:
-        name, separator, value = each.partition("=")
-        if not separator or not name:
-            raise ConfigError(
-                f"--where {each!r}: give task, step, split, agent, status or a field of the tasks' input, "
-                "such as step=3"
-            )
-        if name not in known:
-            given["inputs"] = (*given.get("inputs", ()), (name, value))
-            continue
-        try:
-            given[name] = {"step": int, "status": Status}.get(name, str)(value)
-        except ValueError:
-            kind = "a whole number" if name == "step" else f"one of {', '.join(Status)}"
-            raise ConfigError(f"--where {each!r}: give {kind}") from None
-    return Filter(**given)
 
 
 @contextmanager
@@ -122,28 +65,18 @@ async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
         yield in_folder(store, path), found[1]
 
 
-async def find_rollouts(store: Store, run_id: str, newest: int | None = None) -> list[Rollout]:
-    """The rollouts of a run, or the newest of them, each with the final reward that counts: a judge gives it
-    afterwards."""
-    rollouts = await store.find_rollouts(run_id, limit=newest, newest=newest is not None)
-    rewards = await store.get_rewards([rollout.id for rollout in rollouts])
-    return [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
-
-
 async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: bool = False) -> None:
     """The tree of one rollout; without `which` a list of those wanted, the newest last."""
     console = Terminal()
     async with open_run(path) as (store, run_id):
-        rollouts = await _only(store, await find_rollouts(store, run_id), wanted)
         if which is None:
-            listed = rollouts if full else rollouts[-CHOSEN:]
-            title = f"{_count(listed, rollouts)}: {wanted.said or 'all'}"
-            console.print(_listed(title, listed, full=full))
+            listed, more = await find_wanted(store, run_id, wanted, None if full else CHOSEN)
+            said = f"the newest {len(listed)} rollouts (all with --full)" if more else _count(len(listed))
+            console.print(_listed(f"{said}: {wanted.said or 'all'}", listed, full=full))
             if failures := group_failures(listed):
                 console.print(failure_lines(failures, path), soft_wrap=True)
             return
-        credited = await _credited(store, rollouts) if which in ENDS else ()
-        (trace,) = await read_traces(store, [choose(rollouts, which, credited)])
+        (trace,) = await read_traces(store, [await choose(store, run_id, which, wanted)])
         reasons, problem = await reasons_of(store, trace.rollout) if full else ({}, None)
         run = await store.find_run(run_id)
         policy = None if run is None else model_name(run)
@@ -152,46 +85,8 @@ async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: 
         console.print(Text(f"why: {problem}", "yellow"))
 
 
-def _count(listed: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
-    if len(listed) == len(rollouts):
-        return f"{len(rollouts)} rollout{'s' * (len(rollouts) != 1)}"
-    return f"the newest {len(listed)} of {len(rollouts)} rollouts (all with --full)"
-
-
-async def _only(store: Store, rollouts: Sequence[Rollout], wanted: Filter) -> list[Rollout]:
-    """Returns the wanted rollouts. ConfigError if there are none, or if no task has a field that is named."""
-    for name, _ in wanted.inputs:
-        if not any(name in rollout.task.input for rollout in rollouts):
-            there = ", ".join(sorted({name for rollout in rollouts for name in rollout.task.input}))
-            raise ConfigError(
-                f"--where {name}=...: it is none of task, step, split, agent and status, and no task has a "
-                f"field {name!r}; the tasks have {there or 'no fields'}"
-            )
-    chosen = [
-        rollout
-        for rollout in of_task(rollouts, wanted.task)
-        if wanted.step in (None, rollout.step_number)
-        and wanted.split in (None, rollout.split)
-        and wanted.status in (None, rollout.status)
-        and all(_written(rollout.task.input.get(name)) == value for name, value in wanted.inputs)
-    ]
-    if wanted.agent is not None:
-        calls = await store.get_calls([rollout.id for rollout in chosen])
-        seen = sorted({call.agent for part in calls.values() for call in part})
-        names = {name for name in seen if matches(name, (wanted.agent,))}
-        chosen = [each for each in chosen if any(call.agent in names for call in calls[each.id])]
-        if not names:
-            raise ConfigError(
-                f"no call of {wanted.agent!r} in these rollouts; agents seen: {', '.join(seen)}"
-            )
-    if not chosen:
-        raise ConfigError(f"none of the {len(rollouts)} rollouts fits {wanted.said}; leave a --where out")
-    return chosen
-
-
-def _written(value: JsonValue) -> str:
-    """A field of a task as a person writes it on a command line."""
-    return value if isinstance(value, str) else json.dumps(value)
+def _count(rollouts: int) -> str:
+    return f"{rollouts} rollout{'s' * (rollouts != 1)}"
 
 
 def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Console) -> None:
@@ -204,68 +99,6 @@ def show_newest(newest: Sequence[Rollout], total: int, path: Path, console: Cons
         markup=False,
         highlight=False,
         soft_wrap=True,
-    )
-
-
-def of_task(rollouts: Sequence[Rollout], task: str | None) -> list[Rollout]:
-    """Returns the rollouts of the task whose id, or the start of whose id or text, is given; None means all.
-    ConfigError if there are none, or several tasks."""
-    if not rollouts:
-        raise ConfigError("the run has no rollouts yet")
-    if task is None:
-        return list(rollouts)
-    texts = {rollout.task.id: task_text(rollout.task) for rollout in rollouts}
-    meant = [name for name, text in texts.items() if task and text.startswith(task)]
-    chosen = meant[0] if len(meant) == 1 else _find(task, sorted(texts), "task")
-    return [rollout for rollout in rollouts if rollout.task.id == chosen]
-
-
-async def _credited(store: Store, rollouts: Sequence[Rollout]) -> set[str]:
-    """The ids of those in which a call has an advantage."""
-    found = await store.get_credited([each.id for each in rollouts if each.split == "train"])
-    return {name for name, given in found.items() if any(one.advantage for one in given)}
-
-
-def choose(rollouts: Sequence[Rollout], which: str, credited: Collection[str] = ()) -> Rollout:
-    """The rollout that is meant by its id, by how the id begins or ends, or by "best", "worst" or "failed".
-
-    Best and worst are among the `credited`, if there are any: they have an advantage to explain. Else they
-    are among those of training.
-    Of equal rewards, and of those that failed, the newest counts. Raises ConfigError if it is none of them,
-    or several.
-    """
-    if which == "failed":
-        if failed := [rollout for rollout in rollouts if rollout.status is Status.FAILED]:
-            return failed[-1]
-        raise ConfigError(f"none of these {len(rollouts)} rollouts has failed; give an id, 'best' or 'worst'")
-    if which in ENDS:
-        rewarded = [rollout for rollout in reversed(rollouts) if rollout.reward is not None]
-        if not rewarded:
-            raise ConfigError(f"no rollout has a reward yet, so none is the {which}; give an id")
-        taught = [rollout for rollout in rewarded if rollout.id in credited]
-        trained = taught or [rollout for rollout in rewarded if rollout.split == "train"]
-        return (max if which == "best" else min)(
-            trained or rewarded, key=lambda rollout: rollout.reward or 0.0
-        )
-    by_id = {rollout.id: rollout for rollout in rollouts}
-    return by_id[_find(which, list(by_id), "rollout", "'best', 'worst', 'failed' or an id")]
-
-
-def _find(given: str, ids: Sequence[str], kind: str, wanted: str = "an id") -> str:
-    """The id that is given, or that alone begins or ends so. Raises ConfigError, which says what is
-    `wanted`."""
-    if given in ids:
-        return given
-    found = [one for one in ids if given and (one.startswith(given) or one.endswith(given))]
-    if len(found) == 1:
-        return found[0]
-    known = found or ids
-    named = ", ".join(repr(one) for one in known[-_NAMED:])
-    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-    if found:
-        raise ConfigError(f"{given!r} fits several {kind}s: {named}{more}; give the whole id")
-    raise ConfigError(
-        f"no {kind} has the id {given!r}, or one that begins or ends so; give {wanted}: {named}{more}"
     )
 
 

@@ -22,11 +22,10 @@ from rich.text import Text
 from lightning_core.air.rulebook import RuleLine, rule_lines
 from lightning_core.backends.preflight import gib
 from lightning_core.cli import space
+from lightning_core.cli.choosing import read_filter
 from lightning_core.cli.rollouts import (
     LISTED,
-    find_rollouts,
     open_run,
-    read_filter,
     reading,
     show_newest,
     show_rollouts,
@@ -260,7 +259,7 @@ async def show_run(path: Path) -> None:
     async with open_run(path) as (store, run_id):
         run = await store.find_run(run_id)
         metrics = await store.list_metrics(run_id)
-        newest = await find_rollouts(store, run_id, LISTED)
+        newest = await store.find_rollouts(run_id, limit=LISTED, newest=True)
         counts = await store.count_rollouts(run_id)
         evidence = await find_evidence(store, run, metrics, counts)
         members = await store.list_members(run_id)
@@ -408,7 +407,7 @@ async def sync_run(path: Path, url: str) -> None:
     console = Terminal(stderr=True)
     sent = 0
     async with open_run(path) as (store, run_id):
-        begun = [rollout for rollout in await find_rollouts(store, run_id) if rollout.attempts]
+        begun = [rollout for rollout in await store.find_rollouts(run_id) if rollout.attempts]
         if not begun:
             raise ConfigError(f"run {run_id!r} has no rollouts yet")
         with OtlpCollector(url) as collector, Progress(console=console) as progress:

@@ -34,12 +34,12 @@ class Backends(Study):
         return f"{study_table(self, variants)}\n\n{Share().table(figures)}"
 
 
-def backend(name: str) -> Mapping[str, Any]:
+def backend(name: str, model: str = "tiny") -> Mapping[str, Any]:
     """The backend of a run: here verl has as many ranks on any machine."""
     if name == "local":
         return {"backend": "local"}
     if name == "vllm":
-        return {"backend": LocalBackend("tiny", engine="vllm")}
+        return {"backend": LocalBackend(model, engine="vllm"), "model": None}
     from lightning_core.backends.verl.backend import VerlBackend
 
     return {"backend": VerlBackend("tiny", gpus=RANKS)}
@@ -67,6 +67,21 @@ STUDIES = MappingProxyType(
                 for label, name in (("engine torch", "local"), ("engine vllm", "vllm"))
             ),
             seeds=3,
+            extra=Share(),
+        ),
+        "engines-smollm2": Backends(
+            "engines-smollm2",
+            "vLLM as the engine of the local backend, with SmolLM2",
+            "words",
+            tuple(
+                Variant(
+                    label, settings=partial(backend, name, "smollm2"), key=f"words-on-{name}", beside=watched
+                )
+                for label, name in (("engine torch", "local"), ("engine vllm", "vllm"))
+            ),
+            seeds=3,
+            steps=8,
+            tasks=40,
             extra=Share(),
         ),
     }

@@ -10,9 +10,20 @@ from typing import Any
 
 import pytest
 
-from lightning_core.cli.rollouts import choose
-from lightning_core.records.types import Call, Choice, Reward, Rollout, Run, Span, Split, Task, ToolEvent
-from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.cli.choosing import PAGE, choose
+from lightning_core.records.types import (
+    Call,
+    Choice,
+    Credited,
+    Reward,
+    Rollout,
+    Run,
+    Span,
+    Split,
+    Task,
+    ToolEvent,
+)
+from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from tests.build import agentlightning
 from tests.trackers.test_otlp import Received, receiving
@@ -160,18 +171,31 @@ def test_a_rollout_is_found_by_words_and_by_part_of_its_id(
     assert command("show", run, "--rollout", which).startswith(f"rollout {shown} ")
 
 
-def test_best_and_worst_are_of_those_that_were_trained_on() -> None:
-    def made(name: str, split: Split, reward: float) -> Rollout:
-        task = Task(input={})
-        return Rollout(id=name, run_id="r", task=task, group_id="g", step=0, split=split, reward=reward)
+async def test_best_and_worst_are_of_those_that_were_trained_on() -> None:
+    given: dict[str, tuple[Split, float]] = {
+        "low": ("validation", -9.0),
+        "high": ("validation", 9.0),
+        "a": ("train", 0.0),
+        "b": ("train", 1.0),
+        "c": ("train", 1.0),
+        "d": ("train", 0.0),
+    }
+    task = Task(input={})
 
-    held_out = [made("low", "validation", -9.0), made("high", "validation", 9.0)]
-    rollouts = [*held_out, made("a", "train", 0.0), made("b", "train", 1.0)]
-    assert [choose(rollouts, which).id for which in ("worst", "best")] == ["a", "b"]
-    assert [choose(held_out, which).id for which in ("worst", "best")] == ["low", "high"]
-    assert [choose(rollouts, which, {"a"}).id for which in ("worst", "best")] == ["a", "a"], (
-        "it has an advantage"
-    )
+    async def ends(store: MemoryStore) -> list[str]:
+        return [(await choose(store, "r", which)).id for which in ("worst", "best")]
+
+    async with MemoryStore() as store:
+        for name, (split, reward) in given.items():
+            await store.enqueue([Rollout(id=name, run_id="r", task=task, group_id="g", step=0, split=split)])
+            (attempt,) = await store.lease("w", 1, 60.0)
+            await store.finish(attempt, reward=reward)
+            if name == "high":
+                assert await ends(store) == ["low", "high"], "nothing was trained on"
+        assert await ends(store) == ["a", "c"], "of equals the oldest is worst, the newest best"
+        credited = Credited(rollout_id="b", attempt=1, call_id="c", advantage=0.5)
+        await store.add_credited([credited])
+        assert await ends(store) == ["b", "b"], "it has an advantage"
 
 
 def test_the_rollouts_of_a_task_are_listed_and_the_best_of_them_shown(run: Path, command: Command) -> None:
@@ -380,3 +404,55 @@ def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(
     assert "long-t499" in shown
     assert "long-t491" not in shown
     assert sum(read) == 8
+
+
+def test_a_condition_and_a_word_read_a_long_run_page_by_page(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1,000 rollouts with a call each, as many as one page are read, and no calls but of these."""
+
+    async def write() -> None:
+        with RunFolder(tmp_path / "long", resume=False) as folder:
+            folder.write_address(None)
+            async with SqliteStore(folder.store_url) as store:
+                task = Task(id="task", input={})
+                names = [f"long-t{n}" for n in range(1_000)]
+                asked = [
+                    Rollout(id=name, run_id="long", task=task, group_id="g", step=n // 10)
+                    for n, name in enumerate(names)
+                ]
+                await store.enqueue(asked)
+                for n, attempt in enumerate(await store.lease("w", 1_000, 60.0)):
+                    name = attempt.rollout.id
+                    await store.add_call(call(name, "c", "reply", 1.0))
+                    await store.finish(attempt, reward=n / 1_000)
+                given = {"attempt": 1, "call_id": "c", "advantage": 1.0}
+                await store.add_credited([Credited(rollout_id=name, **given) for name in names])
+
+    asyncio.run(write())
+    read = {"find_rollouts": 0, "get_calls": 0}
+
+    def counting(name: str) -> None:
+        method = getattr(SqliteStore, name)
+
+        async def counted(store: SqliteStore, *arguments: Any, **options: Any) -> Any:
+            found = await method(store, *arguments, **options)
+            read[name] += len(found)
+            return found
+
+        monkeypatch.setattr(SqliteStore, name, counted)
+
+    for name in read:
+        counting(name)
+    listed = command("show", tmp_path / "long", "--where", "agent=writer")
+    assert "the newest 40 rollouts (all with --full): agent=writer" in listed
+    assert "long-t999" in listed
+    assert "long-t959" not in listed
+    assert read["get_calls"] == read["find_rollouts"] == PAGE
+    read.update(find_rollouts=0, get_calls=0)
+    assert command("show", tmp_path / "long", "--rollout", "worst").startswith("rollout long-t0 ")
+    assert command("show", tmp_path / "long", "--rollout", "best").startswith("rollout long-t999 ")
+    assert read["find_rollouts"] == 2 * PAGE
+    read.update(find_rollouts=0, get_calls=0)
+    assert "10 rollouts: step=7" in command("show", tmp_path / "long", "--where", "step=7")
+    assert read == {"find_rollouts": 10, "get_calls": 0}
