@@ -240,7 +240,7 @@ class _Search:
         )
 
     async def _of_agent(self, rollouts: list[Rollout], agent: str) -> list[Rollout]:
-        """Those in which the agent made a call."""
+        """The rollouts in which the agent made a call."""
         calls = await self.store.get_calls([rollout.id for rollout in rollouts])
         agents = {name: {call.agent for call in part} for name, part in calls.items()}
         self._agents.update(*agents.values())
