@@ -409,7 +409,7 @@ def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(
 def test_a_condition_and_a_word_read_a_long_run_page_by_page(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1,000 rollouts with a call each, as many as one page are read, and no calls but of these."""
+    """A run has 1,000 rollouts with a call each. A question reads one page of them, and their calls alone."""
 
     async def write() -> None:
         with RunFolder(tmp_path / "long", resume=False) as folder:
