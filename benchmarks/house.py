@@ -36,7 +36,7 @@ GOALS = {
 CONFIGURE = (
     *("AIR", "Alerts", "Command", "Critic", "DPO", "FailurePolicy", "GRPO", "Judge", "LocalBackend"),
     *("LoraOptions", "PPO", "Phase", "RLOO", "APO", "GEPA", "Bootstrap", "RayWorkers", "ReinforcePP", "SFT"),
-    *("Trainer", "VerlBackend"),
+    *("SDPO", "Trainer", "VerlBackend"),
 )
 """Public classes whose arguments are settings; one that a checkout does not have is left out."""
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_core.algorithms.policy_gradient import PPO as PPO
     from lightning_core.algorithms.policy_gradient import RLOO as RLOO
     from lightning_core.algorithms.policy_gradient import ReinforcePP as ReinforcePP
+    from lightning_core.algorithms.sdpo import SDPO as SDPO
     from lightning_core.algorithms.sft import SFT as SFT
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.settings import LoraOptions as LoraOptions
@@ -80,6 +81,7 @@ _HOMES = {
     "Prompt": "prompts",
     "RayWorkers": "runner.ray_workers",
     "Rollout": "records.types",
+    "SDPO": "algorithms.sdpo",
     "SFT": "algorithms.sft",
     "Records": "air.base",
     "Schedule": "backends.settings",

@@ -41,6 +41,7 @@ def lightning_register(register: Register) -> None:
     register("algorithm", "ppo", "lightning_core.algorithms.policy_gradient:PPO")
     register("algorithm", "dpo", "lightning_core.algorithms.dpo:DPO")
     register("algorithm", "sft", "lightning_core.algorithms.sft:SFT")
+    register("algorithm", "sdpo", "lightning_core.algorithms.sdpo:SDPO")
 
     register("air", "tool_raised", "lightning_core.air.tools:tool_raised")
     register("air", "timed_out", "lightning_core.air.tools:timed_out")

@@ -82,6 +82,9 @@ class Entries:
     """(E,) under the weights as they were when the update began, without gradient, if `needs_proximal`."""
     ref_logprobs: torch.Tensor | None = None
     """(E,) under the frozen weights that the phase began with, if `needs_reference`."""
+    teacher_logprobs: torch.Tensor | None = None
+    """(E,) under the weights that began the update, after the teacher's prompt, without gradient, if
+    `needs_teacher`; NaN where the transition has no teacher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,15 @@ class Algorithm(Protocol):
         """The credited batch and the algorithm for an update. `history`: the entropy of each agent in nats
         per token, for each batch of the phase so far, this one included."""
 
+    def hints(self, trajectories: Sequence[Trajectory], replies: Mapping[Key, str]) -> Mapping[Key, str]:
+        """The text that the teacher of each transition is shown after the call's own messages; those without
+        a teacher are left out. `replies`: the text of each reply. Needed only with `needs_teacher`."""
+
     # what the backend asks ----------------------------------------------------------------
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether `teacher_logprobs` must be given: those of the policy itself with a longer prompt."""
+
     @property
     def needs_reference(self) -> bool:
         """Whether `ref_logprobs` must be given."""
@@ -199,6 +210,10 @@ class RolloutAlgorithm:
         return None
 
     @property
+    def needs_teacher(self) -> bool:
+        return False
+
+    @property
     def needs_reference(self) -> bool:
         return False
 
@@ -212,6 +227,10 @@ class RolloutAlgorithm:
 
     def units(self, trajectories: Sequence[Trajectory]) -> dict[Key, int]:
         """None: tokens add up one by one."""
+        return {}
+
+    def hints(self, trajectories: Sequence[Trajectory], replies: Mapping[Key, str]) -> Mapping[Key, str]:
+        """None: there are no teachers."""
         return {}
 
 

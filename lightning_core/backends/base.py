@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.preflight import RunPlan
 from lightning_core.backends.weights.sizes import TensorChange
-from lightning_core.dialects.upstream import Upstream
+from lightning_core.dialects.upstream import ChatRequest, Upstream
 from lightning_core.errors import UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.records.types import Demonstration, Key, Trajectory
@@ -64,6 +64,14 @@ class Backend(Protocol):
 
         Raises UnsupportedError for what the model's chat template can't say, ContextLengthError for what is
         too long.
+        """
+
+    def encode_prompt(self, request: ChatRequest) -> list[int]:
+        """Token ids of a request's prompt, as the engine would have recorded them. Needed only by algorithms
+        with a teacher. Safe in any thread.
+
+        Raises UnsupportedError for what the model's chat template can't say, ContextLengthError for what is
+        too long, with `max_tokens` of a reply.
         """
 
     async def set_reference(self, folder: Path) -> None:
@@ -147,6 +155,7 @@ class Paid(Protocol):
 OPTIONAL = (
     ("values", "has a critic", "an algorithm without one, such as GRPO"),
     ("encode", "learns from demonstrations", "SFT() on its own rollouts"),
+    ("encode_prompt", "learns from itself with a longer prompt", "one without a teacher, such as GRPO"),
     ("set_reference", "takes the policy that its phase began with as its reference", "it in the first phase"),
 )
 """Methods that only some algorithms need: name, which do, and what to use where there is none."""
@@ -169,6 +178,7 @@ def check_backend(backend: Backend, algorithm: Algorithm, *, first_phase: bool =
     needed = {
         "values": algorithm.critic is not None,
         "encode": algorithm.learns_from is not None,
+        "encode_prompt": algorithm.needs_teacher,
         "set_reference": algorithm.needs_reference and not first_phase,
     }
     for method, why, instead in OPTIONAL:

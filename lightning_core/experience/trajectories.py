@@ -12,6 +12,7 @@ Only numbers here, no tensors: numpy in, numpy out.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class Pack:
     """(E,) index into `keys`."""
     units: Ints
     """(E,) the unit of each entry's transition; -1 where it has none."""
+    teacher_logprobs: Floats
+    """(E,) under the teacher; NaN where the transition has none."""
     keys: tuple[Key, ...]
     """The transitions in this pack."""
     grammars: tuple[str | None, ...]
@@ -308,6 +311,12 @@ class _Walk:
             temperatures=spread([t.temperature or 1.0 for t in transitions]),
             sequences=np.repeat(np.arange(len(lengths)), lengths),
             units=np.repeat(np.array([units.get(t.key, -1) for t in transitions], dtype=np.int64), lengths),
+            teacher_logprobs=join(
+                *(
+                    [math.nan] * len(t.completion_ids) if t.teacher_logprobs is None else t.teacher_logprobs
+                    for t in transitions
+                )
+            ),
             keys=tuple(t.key for t in transitions),
             grammars=tuple(t.grammar for t in transitions),
             passed=self.passed,

@@ -79,7 +79,7 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
         transition
         for call in calls
         if call.status == "completed" and call.endpoint is None
-        for transition in _transitions(rollout, call, intermediate[call.id])
+        for transition in _transitions(rollout, call, intermediate[call.id], _feedback(call, counted))
     ]
     return Trajectory(
         rollout_id=rollout.id,
@@ -92,7 +92,17 @@ def to_trajectory(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Rew
     )
 
 
-def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transition]:
+def _feedback(call: Call, rewards: Sequence[Reward]) -> str:
+    """The reasons of the rewards about a call, each once; else the last one of a final reward, that of its
+    agent first."""
+    about = [each.reason for each in rewards if each.reason and each.call_id == call.id]
+    if about:
+        return "\n".join(dict.fromkeys(about))
+    final = {each.agent: each.reason for each in rewards if each.reason and each.kind == "final"}
+    return final.get(call.agent) or final.get(None) or ""
+
+
+def _transitions(rollout: Rollout, call: Call, reward: float, feedback: str) -> Iterable[Transition]:
     shown = observation(call)
     prompt = None if call.prompt_ids is None else as_ids(call.prompt_ids)
     for choice in call.choices:
@@ -118,6 +128,7 @@ def _transitions(rollout: Rollout, call: Call, reward: float) -> Iterable[Transi
             grammar=choice.kept or call.grammar,
             observation=shown,
             reward=reward,
+            feedback=feedback,
             started_at=call.started_at,
             ended_at=call.ended_at,
         )

@@ -497,6 +497,9 @@ class Transition:
     observation. "" if that is not known."""
     reward: float = 0.0
     """Sum of the intermediate rewards addressed to this call; each choice of a call bears the same."""
+    feedback: str = ""
+    """The reasons of rewards about its call, or else of its rollout's or agent's final reward; "" for none.
+    """
     started_at: float | None = None
     ended_at: float | None = None
     """When the call ran, in Unix seconds; None if not known. Calls that overlap led not to one another."""
@@ -506,6 +509,10 @@ class Transition:
     """None = not assigned yet; 0.0 = assigned zero."""
     target: float | None = None
     """The critic's target; None if the algorithm has no critic."""
+    teacher_ids: Sequence[int] | None = None
+    """The teacher's prompt: that of the call, and a text more; None if it has no teacher."""
+    teacher_logprobs: Sequence[float] | None = None
+    """Log-probabilities of `completion_ids` after `teacher_ids`; None if it has no teacher."""
 
     @property
     def key(self) -> Key:

@@ -56,6 +56,8 @@ class StepBatch:
     """Groups that dynamic sampling has added."""
     unusable_groups: int = 0
     """Groups that are left out, as a reward in them is no number or too large."""
+    taught: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the teachers' prompts, if the algorithm has teachers."""
 
     def with_groups(self, other: StepBatch) -> StepBatch:
         """This batch and the groups that dynamic sampling adds to it."""
@@ -162,6 +164,7 @@ def step_numbers(batch: StepBatch, credited: Sequence[Trajectory], report: Credi
         **({} if entropy is None else {"entropy": entropy}),
         **{f"agent/{name}/entropy": of for name, of in measure_entropies(batch.trajectories).items()},
         **agents,
+        **batch.taught,
     }
 
 

@@ -31,6 +31,7 @@ from lightning_core.trainer.searching import SearchBench
 from lightning_core.trainer.session import Session, withdraw
 from lightning_core.trainer.settings import TINY
 from lightning_core.trainer.summary import Evaluation
+from lightning_core.trainer.teaching import teach
 from lightning_core.trainer.updating import Updater
 from lightning_core.trainer.versions import KEPT
 
@@ -157,6 +158,7 @@ class Loop:
             self.agent_names.see(batch.calls)
             self.agent_names.check(last=step + 1 == self.settings.total_steps)
             self._tell_unplayed()
+        batch = await teach(batch, phase.algorithm, self.session.backend)
         credited, report = await self.updater.credit(step, phase, batch)
         measured = await self.updater.update(step, phase, credited)
         values = {

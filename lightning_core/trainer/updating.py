@@ -37,6 +37,7 @@ from lightning_core.trainer.batch import StepBatch, had_signal, read_batch
 from lightning_core.trainer.learners import PolicyLearner, joined_numbers, sampled_by
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.session import Session
+from lightning_core.trainer.teaching import teach
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +191,9 @@ class Updater:
             return {"skipped_updates": 1.0}
         try:
             ready = self._prepare(step, phase, credited)
+            if not ready.algorithm.weigh(ready.batch):
+                self.session.observers.note(f"step {step + 1}: no call carries loss; nothing to learn")
+                return {"skipped_updates": 1.0}
             metrics = await learner.backend.update(Batch(step, ready.batch), ready.algorithm)
         except TrainingError as problem:
             self._failed[learner.policy] += 1
@@ -255,6 +259,7 @@ class Updater:
         # without the judge: its scores are stored
         lowest = session.settings.on_failure.lowest
         batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)
+        batch = await teach(batch, phase.algorithm, session.backend)
         return self._credit(step, phase, batch.trajectories)[0]
 
 

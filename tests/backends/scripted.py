@@ -76,6 +76,9 @@ class ScriptedBackend:
         text = reply if isinstance(reply, str) else str(reply.get("content") or "")
         return self.upstream.prompt_ids(request), [*self.upstream.encode(text), 0]
 
+    def encode_prompt(self, request: ChatRequest) -> list[int]:
+        return self.upstream.prompt_ids(request)
+
     async def set_reference(self, folder: Path) -> None:
         self.references.append(folder)
 

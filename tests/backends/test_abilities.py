@@ -16,7 +16,7 @@ class Hosted(lightning.LocalBackend):
     """It has none of what only some algorithms need."""
 
     name = "hosted"
-    values = encode = set_reference = None  # type: ignore[assignment]
+    values = encode = encode_prompt = set_reference = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,9 @@ class Hosted(lightning.LocalBackend):
     [
         (lightning.PPO(), "'ppo' has a critic, and backend 'hosted' has no 'values'"),
         (TAUGHT, "'sft' learns from demonstrations, and backend 'hosted' has no 'encode'"),
+        (lightning.SDPO(), "'sdpo' learns from itself with a longer prompt, and backend 'hosted' has no"),
     ],
-    ids=["critic", "demonstrations"],
+    ids=["critic", "demonstrations", "teacher"],
 )
 def test_what_an_algorithm_needs_and_the_backend_lacks_is_refused(algorithm: Algorithm, words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):

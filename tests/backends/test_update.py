@@ -36,6 +36,7 @@ class Reinforce:
     epochs: int = 1
     needs_reference: bool = False
     needs_proximal: bool = False
+    needs_teacher: bool = False
     learns_from: None = None
     name: str = "reinforce"
     group_size: int = 2

@@ -39,6 +39,7 @@ from lightning_core.backends.weights.model import Model
 from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.backends.weights.sources import check_folder
 from lightning_core.backends.weights.versions import Content, compare_versions, export_version
+from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
 from lightning_core.records.types import Demonstration, Key, Trajectory
 
@@ -150,6 +151,10 @@ class LocalBackend(LocalSettings):
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids) in the model's own chat template."""
         return self._started.serving.upstream.encode(demonstration)
+
+    def encode_prompt(self, request: ChatRequest) -> list[int]:
+        """Token ids of a request's prompt, in the model's own chat template."""
+        return self._started.serving.upstream.encode_prompt(request)
 
     async def set_reference(self, folder: Path) -> None:
         """The reference is from now on the policy in `folder`, read when an algorithm asks for it."""

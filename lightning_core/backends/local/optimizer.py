@@ -27,6 +27,7 @@ from lightning_core.backends.local.packing import (
     to_tensors,
 )
 from lightning_core.backends.local.policy import Policy
+from lightning_core.backends.local.teaching import add_teachers
 from lightning_core.backends.serving.constraints import Grammars
 from lightning_core.backends.settings import BETAS, TrainingSettings
 from lightning_core.errors import BackendError, TrainingError
@@ -241,6 +242,7 @@ class Optimizer:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         fresh = fresh_keys(trajectories, version)
+        trajectories, taught = add_teachers(trajectories, algorithm, self.score)
         made = (
             self.packs(part, algorithm.weigh(part), algorithm.units(part))
             for part in mini_batches(trajectories, algorithm)
@@ -268,14 +270,13 @@ class Optimizer:
                 self.descent.restore(before)
             raise
         packs = [pack for part in parts for pack in part]
-        report = report_merge(trajectories, packs)
         metrics = last_pass(steps, len(parts)) | self._gap(parts, began, fresh)
-        tokens = float(sum(len(pack.targets) for pack in packs))
-        seconds = time.monotonic() - started
         metrics["half_precision"] = float(self._bfloat16)
         if self._device.type == "cuda":
             metrics["gpu_memory_gib"] = torch.cuda.max_memory_allocated(self._device) / (1 << 30)
-        return {**metrics, "tokens": tokens, **report.metrics(), "update_seconds": seconds}
+        metrics["update_seconds"] = time.monotonic() - started
+        metrics["tokens"] = float(sum(len(pack.targets) for pack in packs))
+        return {**metrics, **taught, **report_merge(trajectories, packs).metrics()}
 
     @property
     def network(self) -> torch.nn.Module:
@@ -285,25 +286,27 @@ class Optimizer:
     def packs(
         self, trajectories: Sequence[Trajectory], weights: Mapping[Key, float], units: Mapping[Key, int]
     ) -> list[Pack]:
-        o = self._options
         return make_packs(
             trajectories,
             weights,
             pack_tokens=self.pass_tokens,
             units=units,
-            merge=o.prefix_sharing,
+            merge=self._options.prefix_sharing,
             branches=self._policy.shares_branches,
         )
 
     def logprobs(self, trajectories: tuple[Trajectory, ...]) -> list[list[float]]:
         """The present policy's log-probability of each sampled token, for each trained transition in turn."""
-        keys = [t.key for t in trained_transitions(trajectories)]
-        found: dict[Key, list[float]] = {key: [] for key in keys}
-        packs = self.packs(trajectories, dict.fromkeys(keys, 1.0), {})
+        return list(self.score(trajectories)[0].values())
+
+    def score(self, trajectories: tuple[Trajectory, ...]) -> tuple[dict[Key, list[float]], int]:
+        """The same by transition, and the tokens that went through the network."""
+        found: dict[Key, list[float]] = {t.key: [] for t in trained_transitions(trajectories)}
+        packs = self.packs(trajectories, dict.fromkeys(found, 1.0), {})
         for pack, logprobs in zip(packs, self._logprobs(packs), strict=True):
             for index, logprob in zip(pack.sequences.tolist(), logprobs.tolist(), strict=True):
                 found[pack.keys[index]].append(logprob)
-        return [found[key] for key in keys]
+        return found, sum(pack.passed for pack in packs)
 
     def _gap(
         self, parts: list[list[Pack]], began: list[list[torch.Tensor] | None], fresh: frozenset[Key] | None
@@ -385,6 +388,7 @@ class Optimizer:
             sequences=pack.sequences,
             units=pack.units,
             ref_logprobs=reference,
+            teacher_logprobs=pack.teacher_logprobs if algorithm.needs_teacher else None,
         )
         loss, metrics = algorithm.loss(entries)
         return entries, loss, metrics

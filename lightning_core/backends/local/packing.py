@@ -294,6 +294,7 @@ class Tensors:
     weights: torch.Tensor
     sequences: torch.Tensor
     units: torch.Tensor
+    teacher_logprobs: torch.Tensor
 
 
 def to_tensors(pack: Pack, network: PreTrainedModel, grammars: Grammars | None = None) -> Tensors:
@@ -324,6 +325,7 @@ def to_tensors(pack: Pack, network: PreTrainedModel, grammars: Grammars | None =
         weights=torch.from_numpy(pack.weights).to(device),
         sequences=torch.from_numpy(pack.sequences).to(device),
         units=torch.from_numpy(pack.units).to(device),
+        teacher_logprobs=torch.from_numpy(pack.teacher_logprobs).to(device),
     )
 
 

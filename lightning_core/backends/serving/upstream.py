@@ -217,6 +217,15 @@ class ChatUpstream:
             raise ContextLengthError(len(prompt) + len(reply), model.context, advice)
         return prompt, reply
 
+    def encode_prompt(self, request: ChatRequest) -> list[int]:
+        """Token ids of a request's prompt. Raises ContextLengthError if `max_tokens` do not fit after it."""
+        context = self.model.context
+        made = self.prompts.begin(request, context)
+        ids = made if isinstance(made, list) else made()
+        if (both := len(ids) + (request.max_tokens or 1)) > context:
+            raise ContextLengthError(both, context, "that is prompt and reply together; shorten them")
+        return ids
+
     async def count(self, request: ChatRequest) -> int:
         """The tokens of a request's prompt."""
         return len((await self._prompt(request))[0])
