@@ -10,6 +10,7 @@ from agent_framework.openai import OpenAIChatCompletionClient
 from pydantic import BaseModel
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class Triage(BaseModel):
@@ -19,7 +20,8 @@ class Triage(BaseModel):
 client = OpenAIChatCompletionClient(
     os.environ.get("MODEL", "gpt-5-mini"), api_key=os.environ.get("OPENAI_API_KEY", "none")
 )
-agent = Agent(client, PROMPT, name="triage", default_options={"response_format": Triage})
+options = {"response_format": Triage, "max_tokens": LONGEST}
+agent = Agent(client, PROMPT, name="triage", default_options=options)
 
 
 async def answer(message: str) -> str:

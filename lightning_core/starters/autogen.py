@@ -11,6 +11,7 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from pydantic import BaseModel
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class Triage(BaseModel):
@@ -20,6 +21,7 @@ class Triage(BaseModel):
 client = OpenAIChatCompletionClient(
     model=os.environ.get("MODEL", "gpt-5-mini"),
     api_key=os.environ.get("OPENAI_API_KEY", "none"),
+    max_completion_tokens=LONGEST,
     model_info=ModelInfo(
         vision=False, function_calling=True, json_output=True, structured_output=True, family="unknown"
     ),

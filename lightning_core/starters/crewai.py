@@ -9,6 +9,7 @@ from crewai import LLM, Agent, Crew, Task
 from pydantic import BaseModel
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class Triage(BaseModel):
@@ -18,6 +19,7 @@ class Triage(BaseModel):
 llm = LLM(
     model=os.environ.get("MODEL", "gpt-5-mini"),
     api_key=os.environ.get("OPENAI_API_KEY", "none"),
+    max_completion_tokens=LONGEST,
     response_format=Triage,
 )
 

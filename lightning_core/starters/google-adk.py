@@ -12,6 +12,7 @@ from google.genai import types
 from pydantic import BaseModel
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class Triage(BaseModel):
@@ -21,7 +22,10 @@ class Triage(BaseModel):
 model = LiteLlm(
     f"openai/{os.environ.get('MODEL', 'gpt-5-mini')}", api_key=os.environ.get("OPENAI_API_KEY", "none")
 )
-agent = LlmAgent(name="triage", model=model, instruction=PROMPT, output_schema=Triage)
+bounds = types.GenerateContentConfig(max_output_tokens=LONGEST)
+agent = LlmAgent(
+    name="triage", model=model, instruction=PROMPT, output_schema=Triage, generate_content_config=bounds
+)
 
 
 async def answer(message: str) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class Triage(BaseModel):
@@ -23,7 +24,9 @@ class State(TypedDict, total=False):
 
 
 llm = ChatOpenAI(
-    model=os.environ.get("MODEL", "gpt-5-mini"), api_key=os.environ.get("OPENAI_API_KEY", "none")
+    model=os.environ.get("MODEL", "gpt-5-mini"),
+    api_key=os.environ.get("OPENAI_API_KEY", "none"),
+    max_tokens=LONGEST,
 ).with_structured_output(Triage, method="json_schema")
 
 

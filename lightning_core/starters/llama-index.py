@@ -10,6 +10,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 def send_to(team: Literal["billing", "shipping", "account"]) -> str:
@@ -21,6 +22,7 @@ llm = OpenAILike(
     os.environ.get("MODEL", "gpt-5-mini"),
     api_key=os.environ.get("OPENAI_API_KEY", "none"),
     api_base=os.environ.get("OPENAI_BASE_URL", "https://api.openai.com/v1"),
+    max_tokens=LONGEST,
     is_chat_model=True,
     is_function_calling_model=True,
 )

@@ -5,10 +5,11 @@ import os
 import sys
 from typing import Literal
 
-from agents import Agent, Runner, set_tracing_disabled
+from agents import Agent, ModelSettings, Runner, set_tracing_disabled
 from pydantic import BaseModel
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class Triage(BaseModel):
@@ -18,7 +19,11 @@ class Triage(BaseModel):
 set_tracing_disabled(True)  # tracing sends what is said to OpenAI
 os.environ.setdefault("OPENAI_API_KEY", "none")
 agent = Agent(
-    name="triage", instructions=PROMPT, model=os.environ.get("MODEL", "gpt-5-mini"), output_type=Triage
+    name="triage",
+    instructions=PROMPT,
+    model=os.environ.get("MODEL", "gpt-5-mini"),
+    model_settings=ModelSettings(max_tokens=LONGEST),
+    output_type=Triage,
 )
 
 

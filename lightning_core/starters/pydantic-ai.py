@@ -10,6 +10,7 @@ from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class Triage(BaseModel):
@@ -21,6 +22,7 @@ agent = Agent(
     OpenAIChatModel(os.environ.get("MODEL", "gpt-5-mini")),
     name="triage",
     instructions=PROMPT,
+    model_settings={"max_tokens": LONGEST},
     output_type=NativeOutput(Triage),
 )
 

@@ -7,6 +7,7 @@ import sys
 from smolagents import LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
 PROMPT = "Which team answers this message: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class SendTo(Tool):
@@ -27,7 +28,9 @@ class SendTo(Tool):
 
 def build_agent() -> ToolCallingAgent:
     model = OpenAIModel(
-        os.environ.get("MODEL", "gpt-5-mini"), api_key=os.environ.get("OPENAI_API_KEY", "none")
+        os.environ.get("MODEL", "gpt-5-mini"),
+        api_key=os.environ.get("OPENAI_API_KEY", "none"),
+        max_completion_tokens=LONGEST,
     )
     agent = ToolCallingAgent([SendTo()], model, name="triage", max_steps=1, verbosity_level=LogLevel.OFF)
     agent.prompt_templates["system_prompt"] = PROMPT  # a short prompt, for a small model

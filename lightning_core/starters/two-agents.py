@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 TRIAGE = "Which team answers this message: billing, shipping or account?"
 CHECK = "A colleague proposes a team for this message. Which team is right: billing, shipping or account?"
+LONGEST = 256  # tokens of a reply: one that runs on would hold up the others
 
 
 class Team(BaseModel):
@@ -25,7 +26,9 @@ class State(TypedDict, total=False):
 
 
 llm = ChatOpenAI(
-    model=os.environ.get("MODEL", "gpt-5-mini"), api_key=os.environ.get("OPENAI_API_KEY", "none")
+    model=os.environ.get("MODEL", "gpt-5-mini"),
+    api_key=os.environ.get("OPENAI_API_KEY", "none"),
+    max_tokens=LONGEST,
 ).with_structured_output(Team, method="json_schema")
 
 

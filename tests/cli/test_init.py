@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,7 +18,10 @@ from lightning_core.cli.app import app
 from lightning_core.cli.starting import PROGRAMS, TOOLS, Starter, read_starter
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import find_clone, install_command
+from lightning_core.records.types import Call
+from lightning_core.stores.sqlite import SqliteStore
 
+BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 SMALL = """
 from pathlib import Path
 import lightning_core as lightning
@@ -49,6 +53,20 @@ def test_what_is_written_trains_the_agents_that_it_names(starter: Starter, tmp_p
     agents = ["check", "triage"] if starter is Starter.TWO_AGENTS else ["triage"]
     assert sorted(summary["agents"]) == agents
     assert "failed" not in ended.stderr
+    bounds = [{name: call.request[name] for name in BOUNDS if name in call.request} for call in calls(folder)]
+    assert bounds
+    assert all(list(each.values()) == [256] for each in bounds), bounds
+
+
+def calls(folder: Path) -> list[Call]:
+    """All calls of its run."""
+
+    async def read() -> list[Call]:
+        async with SqliteStore(f"sqlite:///{folder / 'run' / 'store.db'}") as store:
+            found = await store.get_calls([rollout.id for rollout in await store.find_rollouts("run")])
+            return [call for some in found.values() for call in some]
+
+    return asyncio.run(read())
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import { fileURLToPath } from "node:url"
 
 const PROMPT = "Which team answers this message: billing, shipping or account?"
+const LONGEST = 256 // tokens of a reply: one that runs on would hold up the others
 const SCHEMA = {
   type: "object",
   properties: { team: { type: "string", enum: ["billing", "shipping", "account"] } },
@@ -20,6 +21,7 @@ export async function answer(message) {
     body: JSON.stringify({
       model: process.env.MODEL ?? "gpt-5-mini",
       messages: [{ role: "system", content: PROMPT }, { role: "user", content: message }],
+      max_completion_tokens: LONGEST,
       response_format: { type: "json_schema", json_schema: { name: "triage", schema: SCHEMA, strict: true } },
     }),
   })
