@@ -68,6 +68,7 @@ def _about(credit: Credit) -> str:
 def _groups(step: Step, answers: Answers) -> list[dict[str, Any]]:
     rollouts = {one.id: one for one in step.rollouts}
     advantages: dict[str, list[float]] = {}
+    taught = answers.taught
     for key, reason in answers.reasons.items():
         if reason.advantage is not None:
             advantages.setdefault(key[0], []).append(reason.advantage)
@@ -78,6 +79,7 @@ def _groups(step: Step, answers: Answers) -> list[dict[str, Any]]:
             "shown": task_text(rollouts[next(iter(returns))].task),
             "mean": fmean(returns.values()),
             "deviation": pstdev(returns.values()),
+            "taught": group_id in taught,
             "rollouts": [
                 {"id": name, "return": value, "advantages": advantages.get(name, [])}
                 for name, value in returns.items()

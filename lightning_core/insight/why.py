@@ -194,6 +194,11 @@ class Answers:
     """In the order of the rollouts and of their calls."""
     report: CreditReport
 
+    @property
+    def taught(self) -> set[str]:
+        """The groups in which a call got an advantage: something differed where it is compared."""
+        return {one.trajectory.group_id for one in self.reasons.values() if one.explanation is not None}
+
     def returns(self) -> dict[str, dict[str, float]]:
         """The return of each rollout, by group: final reward plus all intermediate ones."""
         groups: dict[str, dict[str, float]] = {}

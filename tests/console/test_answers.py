@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,20 +18,23 @@ from lightning_core.cli.runs import list_runs as print_runs
 from lightning_core.cli.runs import read_line
 from lightning_core.cli.training import write_page
 from lightning_core.console.asking import PageRequest
+from lightning_core.console.reasons import show_step
 from lightning_core.console.rollouts import show_rollout
 from lightning_core.console.runs import list_runs, show_comparison, show_run
 from lightning_core.console.sandbox import show_sandbox
 from lightning_core.console.saving import save_page
 from lightning_core.console.server import to_json
 from lightning_core.console.shelf import Shelf
+from lightning_core.credit.whole import uniform
 from lightning_core.errors import ConfigError
 from lightning_core.insight.verdict import say
-from lightning_core.insight.why import CHANGED, reasons_of
+from lightning_core.insight.why import CHANGED, CREDIT, Method, reasons_of
 from lightning_core.plugins import load_plugins
-from lightning_core.records.types import TRIED, Metrics, Reward, Rollout, Run, Status, Task
+from lightning_core.records.types import TRIED, Choice, Metrics, Reward, Rollout, Run, Status, Task
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.plan import RolloutPlan
+from tests.build import make_call
 from tests.console.conftest import JOB, STEPS, command
 
 Ask = Any
@@ -238,6 +241,38 @@ def test_records_that_were_changed_after_the_update_are_named(ask: Ask, finished
             return [(old, (await reasons_of(store, one))[1]) for old, one in zip(told, rollouts, strict=True)]
 
     assert asyncio.run(swap()) == [(None, CHANGED), (None, CHANGED)]
+
+
+async def test_groups_are_counted_by_what_was_compared(tmp_path: Path) -> None:
+    """In group a the rollouts earned the same and the writer did not; in group b it is the other way round."""
+    own = {"a": ((1.0, 0.0), (1.0, 1.0)), "b": ((0.0, 1.0), (1.0, 1.0)), "c": ((1.0, 1.0), (1.0, 1.0))}
+    await write_groups(url := f"sqlite:///{tmp_path}/store.db", own)
+    async with Shelf(url, load_plugins()) as shelf:
+        groups = (await show_step(PageRequest(shelf, [("run", "r"), ("step", "0")])))["groups"]
+    told = {group["id"]: (group["deviation"], group["taught"]) for group in groups}
+    assert told == {"a": (0.0, True), "b": (0.5, False), "c": (0.0, False)}
+
+
+async def write_groups(url: str, groups: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """Record a step of run `r`: for each rollout its reward, and that of its writer, who made its one call."""
+    method = Method(uniform).written()
+    async with SqliteStore(url) as store:
+        await store.put_run(Run(id="r", config={CREDIT: [method]}, status="finished"))
+        for group, rewards in groups.items():
+            task = Task(id=group, input={"question": f"question {group}"})
+            made = [
+                Rollout(id=f"{group}-{n}", run_id="r", task=task, group_id=group, step=0, place=f"{group}-{n}")
+                for n in range(len(rewards))
+            ]
+            await store.enqueue(made)
+            for attempt, (whole, own) in zip(await store.lease("w", len(made), 60.0), rewards, strict=True):
+                name = attempt.rollout.id
+                said = [Choice(completion_ids=[4, 5], logprobs=[-1.0, -1.0], message={"content": "so"})]
+                await store.add_call(
+                    make_call(f"c-{name}", rollout_id=name, agent="writer", prompt_ids=[1, 2], choices=said)
+                )
+                await store.add_rewards([Reward(rollout_id=name, attempt=1, value=own, agent="writer")])
+                await store.finish(attempt, reward=whole)
 
 
 def test_with_the_run_s_own_settings_nothing_changes(ask: Ask) -> None:

@@ -18,6 +18,7 @@ from lightning_core.records.types import Call, Rollout, Run
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.folder import RunFolder
 from tests.console.conftest import JOB, STEPS, command, opening, serving
+from tests.console.test_answers import write_groups
 
 T = TypeVar("T")
 SHORT = ("finished/why", "finished/sandbox")
@@ -256,6 +257,17 @@ def test_a_held_out_rollout_says_why_it_has_no_advantage(browser: Any, address: 
     held_out = read_rollouts(finished, split="validation")[0]
     with opening(browser, at(address, f"finished/rollout/{quote(held_out.id)}")) as page:
         page.get_by_text("it is not trained on").wait_for()
+
+
+def test_the_page_counts_the_groups_that_taught(browser: Any, tmp_path: Path) -> None:
+    own = {"a": ((1.0, 0.0), (1.0, 1.0)), "b": ((0.0, 1.0), (1.0, 1.0)), "c": ((1.0, 1.0), (1.0, 1.0))}
+    url = f"sqlite:///{tmp_path}/store.db"
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, write_groups(url, own)).result()
+    with serving(url) as printed, opening(browser, at(printed, "r/why?step=0")) as page:
+        page.get_by_text("1 of 3 groups differed where they are compared").wait_for()
+        for task, shown in (("a", "agents or calls differ"), ("b", "not compared"), ("c", "all equal")):
+            assert shown in page.locator("tbody tr", has_text=f"question {task}").inner_text()
 
 
 def test_a_finished_run_has_its_page_in_its_folder(browser: Any, finished: Path) -> None:

@@ -18,7 +18,7 @@ export async function show(place) {
     h("button", { type: "button", disabled: at <= 0, onclick: () => go(found.steps[at - 1]), "aria-label": "Step before" }, "←"), " ",
     h("label", {}, "step ", h("select", { onchange: (event) => go(event.target.value) }, found.steps.map((number) => h("option", { value: number, selected: String(number) === step }, number + 1)))), " ",
     h("button", { type: "button", disabled: at < 0 || at + 1 >= found.steps.length, onclick: () => go(found.steps[at + 1]), "aria-label": "Step after" }, "→"));
-  const told = found.groups.filter((group) => group.deviation > 0).length;
+  const told = found.groups.filter((group) => group.taught).length;
   const method = found.method.method.split(":").at(-1);
 
   async function whatIf(form) {
@@ -33,7 +33,7 @@ export async function show(place) {
     found.rewards.length > 0 && pick("reward", "reward function", found.rewards), h("button", {}, "What if?"));
   return {
     element: h("div", {}, h("h1", {}, "Why"), picker,
-      h("p", {}, "Each line is a ", term("group"), ": the rollouts of one task, with the ", term("return"), " of each. ", `${told} of ${found.groups.length} groups had different ones, and only those teach. Click a number to see the rollout, and why each of its calls got its `, term("advantage"), "."),
+      h("p", {}, "Each line is a ", term("group"), ": the rollouts of one task, with the ", term("return"), " of each. ", `${told} of ${found.groups.length} groups differed where they are compared (an agent with rewards of its own by those), and only these teach. Click a number to see the rollout, and why each of its calls got its `, term("advantage"), "."),
       h("p.quiet", {}, term("credit method"), ` ${method.toLowerCase()}${found.method.about ? `: ${found.method.about.replace(/^[^:]*: /, "")}` : ""} `, ...divided(found.method)),
       found.groups.length ? groups(found.groups, place.run) : h("p.quiet", {}, `The run has no step ${Number(step) + 1}.`), live && section("What if", form, answer)),
     shown: () => { if (live && ASKED.some((name) => place.query.get(name))) whatIf(form); },
@@ -52,9 +52,15 @@ function groups(found, name) {
   return table("Groups", [["task", "wide"], ["least to most, mean dashed", ""], ["mean", "right"], [term("spread"), "right"], ["rollouts", ""]],
     found.slice().sort((a, b) => b.deviation - a.deviation).map((group) => [
       h("span", {}, short(group.shown, 50)), strip(group.rollouts.map((one) => one.return), null, ""),
-      num(group.mean), group.deviation > 0 ? num(group.deviation) : h("span.quiet", {}, "all equal"),
+      num(group.mean), spread(group),
       h("span.peers", {}, group.rollouts.map((one) => link(known("rollout", { run: name, id: one.id }), { href: `#/${run}/rollout/${encodeURIComponent(one.id)}`, title: one.id }, num(one.return, 2)))),
     ]));
+}
+
+/** The spread of a group's returns; they may be equal although calls or agents differ, and the other way round. */
+function spread({ deviation, taught }) {
+  if (deviation > 0) return taught ? num(deviation) : [num(deviation), h("div.quiet", {}, "not compared")];
+  return h("span.quiet", {}, taught ? "agents or calls differ" : "all equal");
 }
 
 function changes(made, run) {
