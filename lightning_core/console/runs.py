@@ -192,7 +192,7 @@ async def _evaluation(store: Store, run: Run, step: int) -> dict[str, Any] | Non
     planned = [each for each in last_planned(found) if each.status is not Status.CANCELLED]
     if not {each.sampling.temperature for each in planned} >= {0.0, 1.0}:
         return None
-    return evaluation(step, planned, {}, _settings(run).get("group_by")).model_dump(mode="json")
+    return evaluation(step, planned, {}, {}, _settings(run).get("group_by")).model_dump(mode="json")
 
 
 async def _learnt(

@@ -57,6 +57,12 @@ def reward_of(rollout: Rollout) -> float:
     return rollout.reward or 0.0 if usable and rollout.status is Status.SUCCEEDED else 0.0
 
 
+def agent_rewards_of(rollout: Rollout, rewards: Sequence[Reward]) -> dict[str, float]:
+    """The final rewards of single agents in an evaluation, which for them stand in place of `reward_of`."""
+    given = final_rewards(counted_rewards(rollout, rewards))
+    return {agent: value for agent, value in given.items() if agent is not None and is_reward(value)}
+
+
 def trial_reward(rollout: Rollout) -> float:
     """The reward in a search: 0 for a rollout that failed without a penalty."""
     return rollout.reward or 0.0

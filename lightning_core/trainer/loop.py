@@ -231,7 +231,8 @@ class Loop:
         finished = await self.collector.finish(
             lambda retry: self.session.plan(step, retry).evaluate(validation), "evaluation", again=True
         )
-        calls = await self.session.store.get_calls([rollout.id for rollout in finished])
+        ids = [rollout.id for rollout in finished]
+        calls, rewards = await self.session.store.get_calls(ids), await self.session.store.get_rewards(ids)
         if step == 0:
             self._advise(finished, calls)
             where = "the first evaluation; fix the cause and start the same command again"
@@ -239,7 +240,7 @@ class Loop:
         self.agent_names.see(calls, trained=False)
         if step == 0 and self.settings.total_steps and (self.agent_names.seen or self.agent_names.refused):
             self.agent_names.check()
-        result = evaluation(step, finished, calls, self.settings.group_by)
+        result = evaluation(step, finished, calls, rewards, self.settings.group_by)
         await self.versions.evaluated(result)
         self.observers.evaluated(result)
         self._stopwatch.start()

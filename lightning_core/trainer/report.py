@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 
 from rich.markup import escape
 
-from lightning_core.experience.returns import reward_of
+from lightning_core.experience.returns import agent_rewards_of, reward_of
 from lightning_core.experience.transitions import last_planned
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change, agent_changes, change, reward_curve, running_mean
 from lightning_core.insight.verdict import Evidence, missing_agents, say, verdict
-from lightning_core.records.types import Call, Metrics, Rollout, RolloutCount, Run, Status, Task
+from lightning_core.records.types import Call, Metrics, Reward, Rollout, RolloutCount, Run, Status, Task
 from lightning_core.stores.base import Store
 from lightning_core.stores.versions import Document
 from lightning_core.trainer.folder import RunFolder, write_atomically
@@ -48,29 +48,33 @@ NO_PLOTS = "no curve: pip install 'agent-lightning-core[plots]'"
 
 
 def score(
-    rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None
+    rollouts: Sequence[Rollout],
+    calls: Mapping[str, Sequence[Call]],
+    rewards: Mapping[str, Sequence[Reward]],
+    group_by: str | None,
 ) -> EvaluationScore:
     """How well the rollouts of one evaluation did."""
-    rewards = {rollout.id: reward_of(rollout) for rollout in rollouts}
+    wholes = {rollout.id: reward_of(rollout) for rollout in rollouts}
+    own = {rollout.id: agent_rewards_of(rollout, rewards.get(rollout.id, ())) for rollout in rollouts}
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if group_by is not None:
-            parts[str(rollout.task.input.get(group_by))].append(rewards[rollout.id])
+            parts[str(rollout.task.input.get(group_by))].append(wholes[rollout.id])
     acted: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for rollout in rollouts:
         for call in calls.get(rollout.id, ()):
             acted[call.agent][rollout.id] = acted[call.agent].get(rollout.id, 0) + 1
     return EvaluationScore(
-        success=fmean(rewards.values()),
+        success=fmean(wholes.values()),
         tasks=len(rollouts),
         failures=sum(rollout.status is not Status.SUCCEEDED for rollout in rollouts),
-        binary=all(reward in (0, 1) for reward in rewards.values()),
+        binary=all(reward in (0, 1) for reward in wholes.values()),
         by={name: fmean(values) for name, values in sorted(parts.items())},
         agents={
             agent: AgentScore(
                 calls=sum(counts.values()),
                 rollouts=len(counts),
-                success=fmean(rewards[rollout_id] for rollout_id in counts),
+                success=fmean(own[name].get(agent, wholes[name]) for name in counts),
             )
             for agent, counts in sorted(acted.items())
         },
@@ -78,12 +82,21 @@ def score(
 
 
 def evaluation(
-    step: int, rollouts: Iterable[Rollout], calls: Mapping[str, Sequence[Call]], group_by: str | None
+    step: int,
+    rollouts: Iterable[Rollout],
+    calls: Mapping[str, Sequence[Call]],
+    rewards: Mapping[str, Sequence[Reward]],
+    group_by: str | None,
 ) -> Evaluation:
     """The rollouts of `RolloutPlan.evaluate`, told apart by how they were sampled."""
     rollouts = list(rollouts)
     detail = {
-        kind: score([r for r in rollouts if r.sampling.temperature == sampling.temperature], calls, group_by)
+        kind: score(
+            [one for one in rollouts if one.sampling.temperature == sampling.temperature],
+            calls,
+            rewards,
+            group_by,
+        )
         for kind, sampling in EVALUATIONS.items()
     }
     return Evaluation(
@@ -97,8 +110,8 @@ async def find_evaluation(store: Store, run_id: str, step: int, group_by: str | 
     rollouts = await find_whole_evaluation(store, run_id, step)
     if not rollouts:
         return None
-    calls = await store.get_calls([rollout.id for rollout in rollouts])
-    return evaluation(step, rollouts, calls, group_by)
+    ids = [rollout.id for rollout in rollouts]
+    return evaluation(step, rollouts, await store.get_calls(ids), await store.get_rewards(ids), group_by)
 
 
 async def summarise(

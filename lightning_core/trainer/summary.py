@@ -32,7 +32,7 @@ class AgentScore(Record):
     rollouts: int
     """Rollouts in which it acted."""
     success: float
-    """Mean final reward of those rollouts."""
+    """Mean final reward of those rollouts: its own, where the app gives it one."""
 
 
 class EvaluationScore(Record):
