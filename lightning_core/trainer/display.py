@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +29,9 @@ KINDS = 3
 """Kinds of failure whose first one is told at once; the end and `show` have them all."""
 
 LISTED = 5
+TOLD_SECONDS = 30.0
+"""Between two lines about rollouts that are waited for, where no bar moves."""
+
 """Reasons of failures that are listed."""
 
 
@@ -55,6 +59,10 @@ class Display(Observer):
         """Rollouts that have ended before they were waited for."""
         self._awaited: set[str] = set()
         self._told: set[tuple[str, str]] = set()
+        self._collected = ("", 0, 0)
+        """The rollouts waited for: their name, how many of them have ended, and how many there are."""
+        self._said_at = 0.0
+        """When the last line about them was printed."""
         """Kinds of failure that were told of."""
 
     def __enter__(self) -> Display:
@@ -88,7 +96,10 @@ class Display(Observer):
         done, total = len(self._ended & self._awaited), len(rollouts)
         self._ended -= self._awaited
         if self._phase is not None:
+        self._collected, self._said_at = (what, done, total), time.monotonic()
             what = f"  {what}"
+            if rollouts and rollouts[0].split == "validation":
+                self._say_line(f"after step {rollouts[0].step}: {what} begins, {total} rollouts")
             self._progress.reset(self._phase, total=total, completed=done, description=what, note="rollouts")
 
     def rollout_ended(self, rollout: Rollout) -> None:
@@ -99,6 +110,20 @@ class Display(Observer):
         elif self._phase is not None:
             self._progress.advance(self._phase)
 
+            self._say_progress()
+
+    def _say_progress(self) -> None:
+        """Count a rollout that has ended, and say now and then how many have."""
+        what, done, total = self._collected
+        self._collected = what, done + 1, total
+        if time.monotonic() - self._said_at >= TOLD_SECONDS:
+            self._said_at = time.monotonic()
+            self._say_line(f"{what}: {done + 1} of {total} rollouts have ended")
+
+    def _say_line(self, text: str) -> None:
+        """Print a line where no bar moves, as in a log."""
+        if not self.console.is_terminal:
+            self.note(text)
     def _tell_failure(self, rollout: Rollout) -> None:
         """The first of each kind, with its frames; one line where a hint says what led to it."""
         reason = reason_of(rollout)

@@ -26,6 +26,7 @@ from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer import observers
 from lightning_core.trainer.display import Display, alert_line
 from lightning_core.trainer.observers import InFlight, read_space
+from lightning_core.trainer.plan import RolloutPlan
 from tests.trainer.watching import fit, grpo
 
 GOOD = 5
@@ -242,3 +243,24 @@ async def test_without_a_terminal_each_step_is_a_line():
     ]
     assert "training reward 0.25  " in said
     assert "training reward 0.75 (mean of 2 steps 0.5)  " in said
+
+
+def test_without_a_terminal_an_evaluation_says_that_it_begins_and_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    tasks = [Task(id=f"t{n}", input={}, split="validation") for n in range(2)]
+    rollouts = RolloutPlan("r", 0).evaluate(tasks)
+    with Display(enabled=True, steps=2, console=console) as display:
+        display.start(Run(id="r"), [])
+        display.collecting("evaluation", rollouts)
+        display.rollout_ended(rollouts[0])
+        monkeypatch.setattr("lightning_core.trainer.display.TOLD_SECONDS", 0.0)  # as if they had passed
+        display.rollout_ended(rollouts[1])
+        display.rollout_ended(rollouts[2])
+        said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line for line in said if "rollouts" in line] == [
+        "after step 0: evaluation begins, 4 rollouts",
+        "evaluation: 2 of 4 rollouts have ended",
+        "evaluation: 3 of 4 rollouts have ended",
+    ]
