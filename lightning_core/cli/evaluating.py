@@ -105,7 +105,8 @@ def evaluate(
             asyncio.run(_check(name))
         for number, name in enumerate(names):
             run = place / f"{number}-{_slug(name)}"
-            say(f"{len(shared)} tasks with {name}; to watch: agentlightning console {run}")
+            watching = f"once the model is loaded, watch it with: agentlightning console {run}"
+            say(f"{len(shared)} tasks with {name}; {watching}")
             scores.append(run_policy(trainer, solve, shared, name, run))
             results = summarise(scores, shared)
             write_atomically(place / RESULTS, json.dumps(results, indent=1).encode())

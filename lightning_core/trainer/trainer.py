@@ -136,7 +136,8 @@ async def _fit(
         raise ConfigError(f"the run already has {made[0]} steps: resume it with steps={made[0]} or more")
     with Display(enabled=trainer.progress, steps=trainer.total_steps) as display:
         observers = Observers(display)
-        observers.note(f"run {folder.run_id} in {folder.path}" + _AGAIN * folder.began_again)
+        loading = ": loading its model" * (trainer.served_model is not None)
+        observers.note(f"run {folder.run_id} in {folder.path}{loading}{_AGAIN * folder.began_again}")
         if shared := count_shared(train, validation):
             log.warning(
                 "%d of %d validation tasks are training tasks too: the held-out reward then says nothing "

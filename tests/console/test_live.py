@@ -57,6 +57,26 @@ def test_steps_appear_while_the_run_goes_on(browser: Any, tmp_path: Path) -> Non
     assert os.path.isfile(folder / "summary.json")
 
 
+def test_the_console_opens_a_run_once_its_trainer_says_how(tmp_path: Path) -> None:
+    folder = tmp_path / "begun"
+    training = subprocess.Popen(
+        command("train", str(JOB), "--folder", str(folder)),
+        env=os.environ | {"WAIT_FOR": str(tmp_path / "never")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert training.stderr is not None
+        lines = iter(training.stderr.readline, "")
+        said = next(line for line in lines if "agentlightning console" in line)
+        assert said.split()[-1] == str(folder)
+        with serving(str(folder)) as address:
+            assert address.startswith("http://127.0.0.1:")
+    finally:
+        training.kill()
+        training.communicate()
+
+
 def test_a_run_of_thousands_of_steps_shows_how_many_there_were(browser: Any, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     put(url, *range(2000))
