@@ -137,7 +137,7 @@ VERBS: Final = (
     ),
     Verb(
         "sync",
-        "runs.sync",
+        "sending.sync",
         "Send a run's records to an OpenTelemetry collector (a URL), or write them for "
         "TensorBoard (a folder).",
     ),

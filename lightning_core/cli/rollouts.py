@@ -20,7 +20,7 @@ from lightning_core.insight.trace import Item, Node, Trace, read_traces
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import Reason, reasons_of
 from lightning_core.plugins import load_plugins
-from lightning_core.records.types import Call, Reward, Rollout, Span, ToolEvent
+from lightning_core.records.types import Call, Reward, Rollout, Span, Status, ToolEvent
 from lightning_core.stores.base import Store
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.display import failure_lines
@@ -63,6 +63,14 @@ async def open_run(path: Path) -> AsyncIterator[tuple[Store, str]]:
     check_there(found[0])
     async with open_store(found[0], load_plugins()) as store:
         yield in_folder(store, path), found[1]
+
+
+async def find_begun(store: Store, run_id: str, newest: int) -> list[Rollout]:
+    """The newest rollouts that a worker has begun."""
+    begun = [status for status in Status if status is not Status.QUEUED]
+    found = [await store.find_rollouts(run_id, status=status, limit=newest, newest=True) for status in begun]
+    played = [rollout for some in found for rollout in some if rollout.attempts]
+    return sorted(played, key=lambda rollout: rollout.created_at)[-newest:]
 
 
 async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: bool = False) -> None:

@@ -1,9 +1,8 @@
-"""`agentlightning runs`, `show`, `alerts`, `sync` and `plugins`: what runs have left, shown and sent on."""
+"""`agentlightning runs`, `show`, `alerts` and `plugins`: what runs have left, shown."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ import typer
 import typer.core
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -25,23 +23,22 @@ from lightning_core.cli import space
 from lightning_core.cli.choosing import read_filter
 from lightning_core.cli.rollouts import (
     LISTED,
+    find_begun,
     open_run,
     reading,
     show_newest,
     show_rollouts,
 )
-from lightning_core.errors import ConfigError, LightningError, UnsupportedError
+from lightning_core.errors import LightningError
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change
 from lightning_core.insight.standing import BROKEN, ENDED, state_of
-from lightning_core.insight.trace import read_traces
 from lightning_core.insight.verdict import say, verdict
 from lightning_core.plugins import load_plugins
-from lightning_core.records.types import Member
-from lightning_core.stores.base import Store, get_run
-from lightning_core.stores.heartbeat import find_living, living
+from lightning_core.records.types import Member, Status
+from lightning_core.stores.base import Store
+from lightning_core.stores.heartbeat import living
 from lightning_core.texts.terminal import Terminal
-from lightning_core.trackers.tensorboard import TensorBoard, find_earlier
 from lightning_core.trainer.display import (
     agent_table,
     alert_line,
@@ -54,13 +51,13 @@ from lightning_core.trainer.display import (
     verdict_lines,
 )
 from lightning_core.trainer.folder import RunFolder
-from lightning_core.trainer.observers import replay
 from lightning_core.trainer.report import (
     NAMED_VERSIONS,
     find_change,
     find_evidence,
     find_phases,
     model_name,
+    summarise,
     terminal_curve,
     transcripts,
 )
@@ -101,6 +98,7 @@ def show(
 ) -> None:
     """Show a run: curve, held-out reward before and after, figures of each agent, failures, and a verdict.
 
+    A run that goes on is shown as far as it has come.
     With --rollout it shows one rollout as a tree of calls, tool calls, spans and rewards. With --full it also
     says why each call got its advantage. With --where it lists the matching rollouts, by task, step, split,
     agent, status, or a field of the tasks' input.
@@ -121,26 +119,6 @@ def alerts(run: _Run) -> None:
     """List the warnings of a run, oldest first: what happened, to what, and what to do."""
     with reading(run):
         asyncio.run(list_alerts(run))
-
-
-def sync(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/20260101-120000.")],
-    target: Annotated[
-        str, typer.Argument(help="URL of a collector of OTLP over HTTP, or a folder for TensorBoard.")
-    ],
-) -> None:
-    """Send a run's records to an OpenTelemetry collector (a URL), or write them for TensorBoard (a folder).
-
-    A collector gets calls, tool runs, rewards and spans: each rollout becomes one trace. Its ids follow from
-    the run, so sending again sends the same spans. Headers, such as a key, are taken from
-    OTEL_EXPORTER_OTLP_HEADERS. TensorBoard gets every step, evaluation and alert in the store; writing again
-    into the same folder replaces what was there.
-
-        agentlightning sync runs/demo http://localhost:4318
-        agentlightning sync runs/demo logs/demo
-    """
-    with reading(run):
-        asyncio.run(sync_run(run, target) if "://" in target else sync_tensorboard(run, Path(target)))
 
 
 def plugins() -> None:
@@ -172,6 +150,7 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
     if not lines:
         said = f"no runs in {str(folder)!r}; start one with: agentlightning train SCRIPT"
         console.print(said, markup=False)
+        _say_evaluations(folder, console)
         return
     lines.sort(key=lambda line: line.created_at, reverse=True)
     columns = {name: [line.cells[place] for line in lines] for place, name in enumerate(COLUMNS)}
@@ -190,6 +169,16 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
     if any(line.reward.endswith(TRAINING) for line in lines):
         console.print(f"{TRAINING.strip()} training reward; the others are held-out, greedy")
     console.print(f"{gib(sum(line.disk for line in lines))} on disk; `agentlightning runs prune` frees some")
+    _say_evaluations(folder, console)
+
+
+def _say_evaluations(folder: Path, console: Console) -> None:
+    """Say where the runs of `agentlightning evaluate` are: in a folder for each evaluation."""
+    found = sorted({path.parents[1] for path in folder.glob("*/*/run.json")}, key=lambda each: each.name)
+    if found:
+        which = f"{len(found)} evaluation{'s' * (len(found) > 1)}"
+        said = f"{which}, each in a folder of its own: agentlightning runs {found[-1]}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +231,8 @@ async def read_line(path: Path) -> RunLine:
 def _reward(change: Change | None) -> str:
     if change is None:
         return "-"
+    if change.kind == "once":
+        return say(change.last)
     return f"{say(change.first)} → {say(change.last)}" + TRAINING * (change.kind == "training")
 
 
@@ -259,7 +250,7 @@ async def show_run(path: Path) -> None:
     async with open_run(path) as (store, run_id):
         run = await store.find_run(run_id)
         metrics = await store.list_metrics(run_id)
-        newest = await store.find_rollouts(run_id, limit=LISTED, newest=True)
+        newest = await find_begun(store, run_id, LISTED)
         counts = await store.count_rollouts(run_id)
         evidence = await find_evidence(store, run, metrics, counts)
         members = await store.list_members(run_id)
@@ -267,7 +258,9 @@ async def show_run(path: Path) -> None:
         automatic = any(k.startswith("air/") and v for one in metrics for k, v in one.values.items())
         rules = await _rules(store, run_id) if automatic else []
         sample = await transcripts(store, run_id, len(metrics))
-    summary = find_summary(path)
+        summary = find_summary(path) if run and run.status == "finished" else None
+        if summary is None and run is not None:
+            summary = await summarise(store, run, path, evidence)
     status = state_of(run, members, RunFolder(path, resume=True).held)
     console.print(f"run {run_id}: {status}, {len(metrics)} steps", markup=False)
     if run and (why := run.config.get(ENDED)):
@@ -292,15 +285,16 @@ async def show_run(path: Path) -> None:
         show_summary(summary, console)
     if reasons := group_failures(evidence.failed):
         console.print(failure_lines(reasons, path), soft_wrap=True)
-    if summary is None:
-        console.print("not finished: no summary yet")
-    show_newest(newest, sum(each.count for each in counts), path, console)
+    if run is None or run.status != "finished":
+        console.print("not finished: these are the figures so far")
+    begun = sum(each.count for each in counts if each.status is not Status.QUEUED)
+    show_newest(newest, begun, path, console)
 
 
 def show_summary(summary: Summary, console: Console) -> None:
     """Prints a run's rewards, agents and left-out tasks."""
-    if summary.before and summary.after:
-        console.print(held_out_table(summary.before, summary.after))
+    if summary.held_out:
+        console.print(held_out_table(summary.held_out))
     show_searches(summary, console)
     if not summary.agents:  # no step has trained
         return
@@ -388,52 +382,3 @@ def _machine(machine: Mapping[str, Any]) -> str:
     devices = machine.get("accelerators") or []
     more = f", {len(devices)} x {devices[0]}" if devices else ""
     return f"{machine.get('host')}, {machine.get('cores')} cores, {machine.get('memory_gb')} GB{more}"
-
-
-# a run sent on ------------------------------------------------------------------------------
-async def sync_run(path: Path, url: str) -> None:
-    """Send the rollouts of a run; those that never began are left out.
-
-    Raises ConfigError for a run that is not there, ExportError if the collector did not take
-    everything; what it took before stays there, and the same command sends the same spans again.
-    """
-    try:
-        from lightning_core.trackers.otlp import OtlpCollector, to_spans
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"to send traces, {error.name!r} must be installed: pip install 'agent-lightning-core[otel]'"
-        ) from error
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # its complaints are raised here
-    console = Terminal(stderr=True)
-    sent = 0
-    async with open_run(path) as (store, run_id):
-        begun = [rollout for rollout in await store.find_rollouts(run_id) if rollout.attempts]
-        if not begun:
-            raise ConfigError(f"run {run_id!r} has no rollouts yet")
-        with OtlpCollector(url) as collector, Progress(console=console) as progress:
-            for rollout in progress.track(begun, description="sending rollouts"):
-                (trace,) = await read_traces(store, [rollout])
-                spans = to_spans(trace)
-                await asyncio.to_thread(collector.send, spans)
-                sent += len(spans)
-    said = f"sent {sent} spans of {len(begun)} rollouts to {collector.shown}"
-    console.print(said, markup=False, soft_wrap=True)
-
-
-async def sync_tensorboard(path: Path, folder: Path) -> None:
-    """Write all steps, evaluations and alerts of a run. NotFoundError for a run that is not there,
-    ConfigError for a folder where its trainer writes."""
-    async with open_run(path) as (store, run_id):
-        run = await get_run(store, run_id)
-        if any(find_earlier(folder, run_id)) and await find_living(store, run_id, "trainer"):
-            raise ConfigError(
-                f"run {run_id!r} is being trained, and {str(folder)!r} holds event files of it, which its "
-                "trainer may be writing: give another folder, or wait until the training has ended"
-            )
-        try:
-            steps = await replay(store, run, TensorBoard(folder))
-        except (FileExistsError, NotADirectoryError) as problem:
-            raise ConfigError(f"can't write into {str(folder)!r}: {problem}; give a folder") from problem
-    console = Terminal(stderr=True)
-    said = f"wrote {steps} steps; see them with: tensorboard --logdir {folder}"
-    console.print(said, markup=False, soft_wrap=True)

@@ -17,7 +17,16 @@ from lightning_core.console.asking import PageRequest
 from lightning_core.console.shelf import Found
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.experience.transitions import last_planned
-from lightning_core.insight.bottleneck import bottleneck, by_agent, by_tool, engine_share, parts, straggling
+from lightning_core.insight.bottleneck import (
+    bottleneck,
+    by_agent,
+    by_tool,
+    cores_share,
+    engine_share,
+    parts,
+    step_seconds,
+    straggling,
+)
 from lightning_core.insight.compare import History, advise, compare, compare_trials
 from lightning_core.insight.curves import Bucket, curves, width_of
 from lightning_core.insight.rewards import agent_changes, change, reward_curve, training_change
@@ -34,6 +43,7 @@ from lightning_core.trainer.report import (
     find_evidence,
     find_whole_evaluation,
     model_name,
+    settings_of,
     task_text,
 )
 
@@ -99,7 +109,7 @@ async def show_run(question: PageRequest) -> dict[str, Any]:
         **_origin(run),
         **columns(metrics),
         "updates": metrics[-1].step + 1 if metrics else 0,
-        "seconds": sum(each.values.get("step_seconds", 0.0) for each in metrics),
+        "seconds": step_seconds(metrics),
         "agents": [{"name": name, **each.model_dump()} for name, each in agent_summaries(metrics).items()],
         "counts": Counter(
             {str(status): sum(one.count for one in counts if one.status is status) for status in Status}
@@ -140,11 +150,6 @@ def _held(found: Found) -> bool | None:
     return None if found.folder is None else RunFolder(found.folder, resume=True).held
 
 
-def _settings(run: Run | None) -> Mapping[str, Any]:
-    settings: Any = run.provenance.get("settings", {}) if run else {}
-    return settings if isinstance(settings, Mapping) else {}
-
-
 def _origin(run: Run | None) -> dict[str, Any]:
     origin: Mapping[str, Any] = run.provenance if run else {}
     versions: Mapping[str, str] = origin.get("versions", {})
@@ -154,7 +159,7 @@ def _origin(run: Run | None) -> dict[str, Any]:
         "command": origin.get("command", []),
         "git": origin.get("git"),
         "machine": origin.get("machine", {}),
-        "settings": _settings(run),
+        "settings": settings_of(run),
         "versions": {name: versions[name] for name in NAMED_VERSIONS if name in versions},
     }
 
@@ -192,7 +197,7 @@ async def _evaluation(store: Store, run: Run, step: int) -> dict[str, Any] | Non
     planned = [each for each in last_planned(found) if each.status is not Status.CANCELLED]
     if not {each.sampling.temperature for each in planned} >= {0.0, 1.0}:
         return None
-    return evaluation(step, planned, {}, {}, _settings(run).get("group_by")).model_dump(mode="json")
+    return evaluation(step, planned, {}, {}, settings_of(run).get("group_by")).model_dump(mode="json")
 
 
 async def _learnt(
@@ -249,7 +254,7 @@ async def show_time(question: PageRequest) -> dict[str, Any]:
     events = list(chain(*(await store.get_events(ids)).values()))
     return {
         "steps": len(metrics),
-        "seconds": sum(each.values.get("step_seconds", 0.0) for each in metrics),
+        "seconds": step_seconds(metrics),
         "parts": [asdict(each) for each in parts(metrics)],
         "engine": engine_share(metrics),
         "straggling": asdict(straggling(rollouts)),

@@ -42,7 +42,12 @@ class Bottleneck:
 
 def parts(metrics: Sequence[Metrics]) -> list[StepPart]:
     """Returns the parts of the steps' time, the largest first; "other" is the time in no part."""
-    whole = _sum(metrics, "step_seconds")
+    whole = step_seconds(metrics)
+def step_seconds(metrics: Sequence[Metrics]) -> float:
+    """Wall time of the steps, as last made: collecting, updating, saving; evaluations are not in it."""
+    return _sum(metrics, "step_seconds")
+
+
     if whole <= 0:
         return []
     seconds = {name: _sum(metrics, metric) for metric, name in _PARTS.items()}

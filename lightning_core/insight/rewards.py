@@ -3,7 +3,8 @@
 A run has two kinds. The training reward of step n is the mean of the rollouts that update n learnt from. The
 policy before that update sampled them. The held-out reward after n updates is the mean over the validation
 tasks: greedy is without chance, sampled is at temperature 1. A run is summed up by its first and last greedy
-held-out reward; without two evaluations by the training reward of its first and last steps.
+held-out reward; without two evaluations by the training reward of its first and last steps; without a step by
+the one evaluation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ WIDTH = 5
 class Change:
     """A reward at the begin of a run and at its end."""
 
-    kind: Literal["held-out", "training"]
+    kind: Literal["held-out", "training", "once"]
+    """"once": held-out, of a single evaluation, so that first and last are one value."""
     first: float
     last: float
     steps: int = 0
@@ -73,4 +75,6 @@ def change(greedy: Sequence[float], rewards: Sequence[float]) -> Change | None:
     rewards."""
     if len(greedy) > 1:
         return Change("held-out", greedy[0], greedy[-1])
-    return training_change(rewards)
+    if (trained := training_change(rewards)) is not None or not greedy:
+        return trained
+    return Change("once", greedy[0], greedy[0])

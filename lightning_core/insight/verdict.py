@@ -295,7 +295,7 @@ def _untold(evidence: Evidence) -> _Finding:
     if rewards and not steps:
         return _Finding(
             "untold",
-            f"No update so far: held-out reward {say(fmean(rewards))} (greedy, {tasks} tasks)",
+            f"No update: held-out reward {say(fmean(rewards))} (greedy, {tasks} tasks)",
             {"steps": 0, "tasks": tasks, "before": fmean(rewards)},
         )
     return _Finding(

@@ -22,16 +22,17 @@ from lightning_core.records.types import Alert, Metrics, Rollout, Run, Status
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.observers import Observer
+from lightning_core.trainer.plan import EVALUATIONS
 from lightning_core.trainer.report import NO_PLOTS, task_name
 from lightning_core.trainer.summary import Evaluation, PhaseSummary, Summary, describe_policies, exported_note
 
 KINDS = 3
 """Kinds of failure whose first one is told at once; the end and `show` have them all."""
 
-LISTED = 5
 TOLD_SECONDS = 30.0
 """Between two lines about rollouts that are waited for, where no bar moves."""
 
+LISTED = 5
 """Reasons of failures that are listed."""
 
 
@@ -58,11 +59,11 @@ class Display(Observer):
         self._ended: set[str] = set()
         """Rollouts that have ended before they were waited for."""
         self._awaited: set[str] = set()
-        self._told: set[tuple[str, str]] = set()
         self._collected = ("", 0, 0)
         """The rollouts waited for: their name, how many of them have ended, and how many there are."""
         self._said_at = 0.0
         """When the last line about them was printed."""
+        self._told: set[tuple[str, str]] = set()
         """Kinds of failure that were told of."""
 
     def __enter__(self) -> Display:
@@ -95,11 +96,11 @@ class Display(Observer):
         self._awaited = {rollout.id for rollout in rollouts}
         done, total = len(self._ended & self._awaited), len(rollouts)
         self._ended -= self._awaited
-        if self._phase is not None:
         self._collected, self._said_at = (what, done, total), time.monotonic()
-            what = f"  {what}"
+        if self._phase is not None:
             if rollouts and rollouts[0].split == "validation":
                 self._say_line(f"after step {rollouts[0].step}: {what} begins, {total} rollouts")
+            what = f"  {what}"
             self._progress.reset(self._phase, total=total, completed=done, description=what, note="rollouts")
 
     def rollout_ended(self, rollout: Rollout) -> None:
@@ -109,7 +110,6 @@ class Display(Observer):
             self._ended.add(rollout.id)
         elif self._phase is not None:
             self._progress.advance(self._phase)
-
             self._say_progress()
 
     def _say_progress(self) -> None:
@@ -124,6 +124,7 @@ class Display(Observer):
         """Print a line where no bar moves, as in a log."""
         if not self.console.is_terminal:
             self.note(text)
+
     def _tell_failure(self, rollout: Rollout) -> None:
         """The first of each kind, with its frames; one line where a hint says what led to it."""
         reason = reason_of(rollout)
@@ -181,8 +182,8 @@ class Display(Observer):
             console.print(curve, markup=False, highlight=False)
         if transcripts:
             console.print(transcripts)
-        if summary.before and summary.after:
-            console.print(held_out_table(summary.before, summary.after))
+        if summary.held_out:
+            console.print(held_out_table(summary.held_out))
         show_searches(summary, console)
         if summary.agents:
             console.print(agent_table(summary))
@@ -267,21 +268,26 @@ def failure_lines(reasons: Sequence[FailureReason], folder: Path) -> Text:
     return lines.append(f"\n        agentlightning show {folder} --rollout failed", "not bold default")
 
 
-def held_out_table(before: Evaluation, after: Evaluation) -> Table:
-    """Held-out reward before and after, over all tasks and for each value of the group_by
-    field."""
-    table = Table(title="held-out reward")
-    for column in ("", "tasks", "sampled before", "after", "greedy before", "after"):
-        table.add_column(column, justify="left" if not column else "right")
-    first, last = before.detail, after.detail
-    names = sorted({*first["sampled"].by, *last["sampled"].by})
-    rows = {"all": [before.sampled, after.sampled, before.greedy, after.greedy]} | {
-        name: [part[kind].by.get(name, 0.0) for kind in ("sampled", "greedy") for part in (first, last)]
-        for name in names
-    }
-    for name, values in rows.items():
-        tasks = str(last["sampled"].tasks) if name == "all" else ""
-        table.add_row(Text(name), tasks, *map(say, values))
+def held_out_table(evaluations: Sequence[Evaluation]) -> Table:
+    """Held-out reward at the first and the last evaluation, or at the only one: over all tasks, for each
+    value of the group_by field, and of several agents for each."""
+    ends = [evaluations[0], *evaluations[1:][-1:]]
+    updates = " and ".join(str(end.step) for end in ends)
+    table = Table(title=f"held-out reward after {updates} updates")
+    table.add_column("")
+    places = [" before", " after"] if len(ends) > 1 else [""]
+    for column in ("tasks", *(f"{kind}{place}" for kind in EVALUATIONS for place in places)):
+        table.add_column(column, justify="right")
+    scores = [end.detail[kind] for kind in EVALUATIONS for end in ends]
+    table.add_row("all", str(scores[-1].tasks), *(say(each.success) for each in scores))
+    for name in sorted({name for each in scores for name in each.by}):
+        table.add_row(Text(name), "", *(say(each.by.get(name, 0.0)) for each in scores))
+    agents = sorted({name for each in scores for name in each.agents})
+    for name in agents if len(agents) > 1 else ():
+        acted = [each.agents.get(name) for each in scores]
+        cells = ["-" if one is None else say(one.success) for one in acted]
+        last = acted[-1]
+        table.add_row(Text(f"agent {name}"), "0" if last is None else str(last.rollouts), *cells)
     return table
 
 
@@ -306,10 +312,16 @@ def phase_line(phases: Sequence[PhaseSummary], steps: int) -> str:
     )
 
 
+def time_line(summary: Summary) -> str:
+    """How long the steps took, and the evaluations."""
+    steps = f"{summary.steps} steps in {summary.train_seconds:.0f} s"
+    return steps + f", evaluations in {summary.evaluation_seconds:.0f} s" * bool(summary.held_out)
+
+
 def agent_table(summary: Summary) -> Table:
     """Who was trained, and what each agent did."""
     table = Table(
-        title=f"agents · {summary.steps} steps in {summary.train_seconds:.0f} s",
+        title=f"agents · {time_line(summary)}",
         caption="reward: of the training rollouts in which the agent acted, first steps → last",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

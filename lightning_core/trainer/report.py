@@ -12,12 +12,14 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from rich.markup import escape
 
 from lightning_core.experience.returns import agent_rewards_of, reward_of
 from lightning_core.experience.transitions import last_planned
+from lightning_core.insight.bottleneck import step_seconds
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change, agent_changes, change, reward_curve, running_mean
 from lightning_core.insight.verdict import Evidence, missing_agents, say, verdict
@@ -26,7 +28,6 @@ from lightning_core.stores.base import Store
 from lightning_core.stores.versions import Document
 from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.trainer.plan import EVALUATIONS
-from lightning_core.trainer.settings import Settings
 from lightning_core.trainer.summary import (
     AgentScore,
     AgentSummary,
@@ -100,7 +101,12 @@ def evaluation(
         for kind, sampling in EVALUATIONS.items()
     }
     return Evaluation(
-        step=step, sampled=detail["sampled"].success, greedy=detail["greedy"].success, detail=detail
+        step=step,
+        sampled=detail["sampled"].success,
+        greedy=detail["greedy"].success,
+        detail=detail,
+        seconds=max(one.finished_at or one.created_at for one in rollouts)
+        - min(one.created_at for one in rollouts),
     )
 
 
@@ -116,35 +122,38 @@ async def find_evaluation(store: Store, run_id: str, step: int, group_by: str | 
 
 async def summarise(
     store: Store,
-    folder: RunFolder,
-    settings: Settings,
-    model: str,
-    exported: int | None,
-    spent: Mapping[str, float],
+    run: Run,
+    folder: Path,
+    evidence: Evidence,
+    *,
+    exported: int | None = None,
+    spent: Mapping[str, float] = MappingProxyType({}),
 ) -> Summary:
-    """The run as it stands in the store; `exported` is the number of updates of the exported policy, `spent`
-    the tokens that its backend's service was paid for."""
-    run_id = folder.run_id
-    run, metrics = await store.find_run(run_id), await store.list_metrics(run_id)
-    origin: Mapping[str, Any] = run.provenance if run else {}
+    """The run as it stands in the store, finished or not, with its `evidence`.
+
+    `exported` is the number of updates of the exported policy, `spent` the tokens that its backend's service
+    was paid for.
+    """
+    metrics, origin, config = evidence.metrics, run.provenance, run.config
     totals: Counter[str] = Counter()
     for entry in metrics:
         totals.update(entry.values)
     made = metrics[-1].step + 1 if metrics else 0
-    steps = [step for step in settings.evaluations_between if step < made]
-    between = [await find_evaluation(store, run_id, step, settings.group_by) for step in steps]
-    evidence = await find_evidence(store, run, metrics, await store.count_rollouts(run_id))
+    steps = sorted({each.step for each in evidence.counts if each.split == "validation"} | {0, made})
+    group_by = settings_of(run).get("group_by")
+    found = {step: await find_evaluation(store, run.id, step, group_by) for step in steps if step <= made}
+    between = [each for step, each in found.items() if each is not None and 0 < step < made]
     return Summary(
-        run=run_id,
-        folder=str(folder.path),
+        run=run.id,
+        folder=str(folder),
         steps=len(metrics),
-        seed=settings.seed,
-        model=model,
-        before=await find_evaluation(store, run_id, 0, settings.group_by),
-        after=await find_evaluation(store, run_id, made, settings.group_by),
-        between=[found for found in between if found is not None],
+        seed=int(str(config.get("seed", 0))),
+        model=str(config.get("model")),
+        before=found[0],
+        after=found[made] if made else None,
+        between=between,
         exported=exported,
-        train_seconds=totals["step_seconds"],
+        train_seconds=step_seconds(metrics),
         rollouts=int(totals["rollouts"]),
         failures=int(totals["failures"]),
         verdict=verdict(evidence),
@@ -156,10 +165,19 @@ async def summarise(
         spent=dict(spent),
         agents=agent_summaries(metrics, evidence.agents),
         phases=find_phases(run),
-        searches=await find_searches(store, run_id, [entry.step for entry in metrics]),
-        settings=origin.get("settings", {}),
-        versions=origin.get("versions", {}),
+        searches=await find_searches(store, run.id, [entry.step for entry in metrics]),
+        settings=dict(settings_of(run)),
+        versions=dict(_mapping(origin.get("versions"))),
     )
+
+
+def settings_of(run: Run | None) -> Mapping[str, Any]:
+    """The settings that a run was begun with."""
+    return _mapping(run.provenance.get("settings")) if run else {}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 async def find_evidence(
@@ -267,7 +285,7 @@ def plot_curve(metrics: Sequence[Metrics], summary: Summary, file: BinaryIO) -> 
     axes.plot(steps, rewards, color="0.75", label="training reward of each step")
     axes.plot(steps, running_mean(rewards), color="C0", label="its mean of five steps")
     for kind, style in (("sampled", "s"), ("greedy", "o")):
-        points = [(e.step, getattr(e, kind)) for e in (summary.before, *summary.between, summary.after) if e]
+        points = [(each.step, getattr(each, kind)) for each in summary.held_out]
         if points:
             axes.plot(*zip(*points, strict=True), style, linestyle=":", label=f"held-out reward, {kind}")
     axes.set(xlabel="step", ylabel="mean reward", title=f"{summary.run} (seed {summary.seed})")

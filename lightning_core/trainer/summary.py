@@ -62,6 +62,9 @@ class Evaluation(Record):
     greedy: float
     detail: dict[str, EvaluationScore]
     """"sampled" and "greedy" in full."""
+    seconds: float | None = None
+    """From when its rollouts were asked for until the last had ended. None in a summary of an older
+    version."""
 
 
 class AgentSummary(Record):
@@ -190,6 +193,7 @@ class Summary(Record):
     model: str
     before: Evaluation | None = None
     after: Evaluation | None = None
+    """The evaluation after the last update; None without an update."""
     between: list[Evaluation] = Field(default_factory=list)
     """Evaluations between updates."""
     exported: int | None = None
@@ -218,6 +222,16 @@ class Summary(Record):
     settings: dict[str, JsonValue]
     """As the run was begun; so are the versions of the packages."""
     versions: dict[str, JsonValue]
+
+    @property
+    def held_out(self) -> list[Evaluation]:
+        """All evaluations, the first one first."""
+        return [each for each in (self.before, *self.between, self.after) if each is not None]
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """Wall time of the evaluations."""
+        return sum(each.seconds or 0.0 for each in self.held_out)
 
 
 # the model card -----------------------------------------------------------------------------
@@ -252,8 +266,8 @@ def write_card(folder: RunFolder, summary: Summary) -> None:
 
 
 def exported_note(summary: Summary) -> str | None:
-    """Which version was exported, and why; None where the summary does not say."""
-    if summary.exported is None:
+    """Which version was exported, and why; None where the summary does not say, or nothing was trained."""
+    if summary.exported is None or not summary.steps:
         return None
     found = next((each for each in summary.between if each.step == summary.exported), None)
     last = summary.after
@@ -315,10 +329,9 @@ def card(summary: Summary, *, curve: bool, adapters: bool = False) -> str:
         *([f"- {exported}"] if (exported := exported_note(summary)) else []),
         *(f"- {note}" for note in serving_notes(summary)),
     ]
-    found = [each for each in (summary.before, *summary.between, summary.after) if each]
-    if found:
+    if summary.held_out:
         lines += ["", "| updates | held-out reward, sampled | greedy |", "|---|---|---|"]
-        lines += [f"| {each.step} | {each.sampled:.3f} | {each.greedy:.3f} |" for each in found]
+        lines += [f"| {each.step} | {each.sampled:.3f} | {each.greedy:.3f} |" for each in summary.held_out]
     if curve:
         lines += ["", "![reward over training](curve.png)"]
     return "\n".join(lines) + "\n"

@@ -31,7 +31,13 @@ from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import check_ids, count_shared, make_tasks
 from lightning_core.trainer.preflight import plan_run
 from lightning_core.trainer.record import open_run
-from lightning_core.trainer.report import summarise, terminal_curve, transcripts, write_report
+from lightning_core.trainer.report import (
+    find_evidence,
+    summarise,
+    terminal_curve,
+    transcripts,
+    write_report,
+)
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.roles.runner import work
 from lightning_core.trainer.searching import check_search
@@ -157,14 +163,15 @@ async def _fit(
             try:
                 versions = await _train(session, run, train, validation)
                 exported = await versions.export(best=trainer.export_best)
-                model = str(session.backend.model)
-                paid = spent(session.backend)
-                summary = await summarise(session.store, folder, trainer, model, exported, paid)
-                await write_report(session.store, folder, summary)
+                store, paid = session.store, spent(session.backend)
+                metrics, counts = await store.list_metrics(run.id), await store.count_rollouts(run.id)
+                evidence = await find_evidence(store, run, metrics, counts)
+                summary = await summarise(store, run, folder.path, evidence, exported=exported, spent=paid)
+                await write_report(store, folder, summary)
                 for each in session.learners:
                     write_card(each.folder, summary)
-                curve = terminal_curve(await session.store.list_metrics(run.id))
-                shown = await transcripts(session.store, run.id, summary.steps)
+                curve = terminal_curve(metrics)
+                shown = await transcripts(store, run.id, summary.steps)
             except BaseException as problem:
                 status = "stopped" if isinstance(problem, asyncio.CancelledError) else "failed"
                 await asyncio.shield(_end(session.store, run, status, problem))

@@ -303,7 +303,8 @@ def test_rollouts_of_a_condition_fit_80_columns(
 
 def test_show_says_which_rollouts_there_are(run: Path, command: Command) -> None:
     shown = command("show", run)
-    assert "the newest 4 of 4" in shown
+    assert "the newest 3 of 3" in shown, "one has not begun"
+    assert "small-t1-0-0" not in shown
     assert " task-1[test] " in shown
     assert "small-t0-0-1" in shown
     assert f"agentlightning show {run} --rollout ID" in shown
@@ -388,6 +389,7 @@ def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(
                     for n in range(500)
                 ]
                 await store.enqueue(asked)
+                await store.lease("w", 400, 60.0)
 
     asyncio.run(write())
     read: list[int] = []
@@ -400,9 +402,9 @@ def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(
 
     monkeypatch.setattr(SqliteStore, "find_rollouts", counted)
     shown = command("show", tmp_path / "long")
-    assert "the newest 8 of 500" in shown
-    assert "long-t499" in shown
-    assert "long-t491" not in shown
+    assert "the newest 8 of 400" in shown
+    assert "long-t399" in shown
+    assert "long-t391" not in shown
     assert sum(read) == 8
 
 

@@ -176,7 +176,7 @@ def test_too_few_held_out_tasks_are_not_told_as_none():
 
 def test_a_run_without_updates_says_what_it_measured():
     told = verdict(Evidence(before=evaluated([1.0, 0.5])))
-    assert told.sentence == "No update so far: held-out reward 0.75 (greedy, 2 tasks)"
+    assert told.sentence == "No update: held-out reward 0.75 (greedy, 2 tasks)"
 
 
 def test_a_model_that_never_earns_anything_is_told_what_to_do():

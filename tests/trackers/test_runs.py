@@ -17,7 +17,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.alerts.watch import Finding, Scene
-from lightning_core.cli.runs import sync_tensorboard
+from lightning_core.cli.sending import sync_tensorboard
 from lightning_core.errors import ConfigError
 from lightning_core.records.types import Metrics, Run
 from lightning_core.stores.heartbeat import Heartbeat, make_member

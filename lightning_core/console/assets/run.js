@@ -128,7 +128,8 @@ function summary(run) {
     ["rollouts", h("span", {}, h("a", { href: `#/${name}/rollouts` }, num(Object.values(run.counts).reduce((a, b) => a + b, 0))), " ",
       h("small", {}, h("a", { href: `#/${name}/rollouts?order=worst&split=train` }, "worst")))],
     ["failed", h("a", { href: `#/${name}/rollouts?status=failed` }, num(run.counts.failed || 0))],
-    ["training time", lasting(seconds)],
+    ["time of the steps", lasting(seconds)],
+    run.evaluations.length && ["time of the evaluations", lasting(run.evaluations.reduce((sum, one) => sum + (one.seconds || 0), 0))],
     left !== null && run.status === "running" && ["left, about", lasting(left)],
   ];
   return [

@@ -16,11 +16,18 @@ function rows(known) {
       known.map((one) => [
         h("a", { href: `#/${encodeURIComponent(one.name)}` }, one.name),
         [h(`span.status.${(one.status || "unread").replace(" ", "-")}`, {}, one.error || one.status || "not read"), one.reason && h("div.bad.small", { title: one.reason }, short(one.reason, 90))],
-        one.change ? [`${num(one.change.first)} → ${num(one.change.last)}`, one.change.kind === "held-out" ? "" : h("span.quiet", {}, " (training)")] : "–",
+        change(one.change),
         one.rewards ? spark(one.rewards) : "",
         num(one.steps), num(one.rollouts), one.model || "–", ago(one.created_at),
       ])),
   ];
+}
+
+/** A run's reward: first and last, or that of its only evaluation. */
+function change(found) {
+  if (!found) return "–";
+  if (found.kind === "once") return num(found.last);
+  return [`${num(found.first)} → ${num(found.last)}`, found.kind === "training" ? h("span.quiet", {}, " (training)") : ""];
 }
 
 /** A curve as small as a word. */
