@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, variance
 from typing import Literal
 
@@ -65,6 +65,8 @@ class Evidence:
     """The held-out rollouts before the first update."""
     after: Sequence[Rollout] = ()
     """Rollouts of the newest evaluation after an update."""
+    own: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Rewards of single agents in these evaluations, by rollout id and agent."""
     agents: Sequence[str] = ()
     """Names or globs of the agents to train; none: all."""
     temperature: float = 1.0
@@ -97,6 +99,7 @@ def _findings(evidence: Evidence) -> Iterator[_Finding]:
     yield from _collapsed(evidence)
     if not equal:
         yield _change(evidence)
+        yield from _by_agent(evidence)
     yield from () if mostly else failures
     yield from _noisy(evidence)
 
@@ -249,8 +252,45 @@ def _searched(evidence: Evidence) -> _Finding | None:
     )
 
 
-def _held_out_change(evidence: Evidence) -> _Finding | None:
-    before, after = _rewards(evidence.before), _rewards(evidence.after)
+def _by_agent(evidence: Evidence) -> Iterator[_Finding]:
+    """The change of each of several trained agents, unless they all earned the same."""
+    agents = [name for name in seen_agents(evidence.metrics) if _total(evidence, f"agent/{name}/trained")]
+    told = {}
+    for name in agents if len(agents) > 1 else ():
+        untaught = f"agent/{name}/transitions"
+        if any(untaught in each.values for each in evidence.metrics) and not _total(evidence, untaught):
+            yield _Finding("flat", f"Agent {name!r} learnt nothing: none of its calls got an advantage")
+        elif found := _agent_change(evidence, name):
+            told[name] = found
+    if len({tuple(found.numbers.values()) for found in told.values()}) > 1 or len(told) < len(agents):
+        yield from told.values()
+
+
+def _agent_change(evidence: Evidence, name: str) -> _Finding | None:
+    """By the agent's own held-out rewards, where the app gives it some; else by those of training."""
+    named = any(name in given for given in evidence.own.values())
+
+    def of(rollout: Rollout) -> float | None:
+        if rollout.status is not Status.SUCCEEDED:
+            return reward_of(rollout)
+        return evidence.own.get(rollout.id, {}).get(name)
+
+    found = _held_out_change(evidence, of) if named else None
+    found = found or _training_change(evidence, metric=f"agent/{name}/reward")
+    if found is None:
+        return None
+    said = found.sentence.partition("; more steps")[0]
+    return replace(found, sentence=f"Agent {name!r}: {said[0].lower()}{said[1:]}")
+
+
+def _total(evidence: Evidence, metric: str) -> float:
+    return sum(each.values.get(metric, 0.0) for each in evidence.metrics)
+
+
+def _held_out_change(
+    evidence: Evidence, of: Callable[[Rollout], float | None] = reward_of
+) -> _Finding | None:
+    before, after = _rewards(evidence.before, of=of), _rewards(evidence.after, of=of)
     pairs = [(before[key], after[key]) for key in before.keys() & after.keys()]
     if len(pairs) < LEAST:
         return None
@@ -259,15 +299,17 @@ def _held_out_change(evidence: Evidence) -> _Finding | None:
     return _told("held-out reward", old, new, low, high, f"{len(pairs)} tasks, greedy", len(pairs))
 
 
-def _training_change(evidence: Evidence, pairs: int) -> _Finding | None:
+def _training_change(evidence: Evidence, pairs: int = 0, metric: str = "reward") -> _Finding | None:
     """`pairs`: the held-out tasks that were evaluated before and after, too few to tell."""
-    rewards = [each.values["reward"] for each in evidence.metrics if "reward" in each.values]
+    rewards = [each.values[metric] for each in evidence.metrics if metric in each.values]
     if len(rewards) < 2 * LEAST:
         return None
     steps = end_width(len(rewards))
     first, last = rewards[:steps], rewards[-steps:]
     low, high = difference_interval(first, last)
-    basis = f"first and last {steps} steps, {_too_few(evidence, pairs)} to compare"
+    basis = f"first and last {steps} steps"
+    if metric == "reward":
+        basis += f", {_too_few(evidence, pairs)} to compare"
     return _told("training reward", fmean(first), fmean(last), low, high, basis, steps)
 
 
@@ -307,13 +349,19 @@ def _untold(evidence: Evidence) -> _Finding:
     )
 
 
-def _rewards(rollouts: Sequence[Rollout], temperature: float = 0.0) -> dict[tuple[str, int], float]:
-    """The reward of each task at a temperature, by its id and, of tasks given several times, its turn."""
+def _rewards(
+    rollouts: Sequence[Rollout],
+    temperature: float = 0.0,
+    of: Callable[[Rollout], float | None] = reward_of,
+) -> dict[tuple[str, int], float]:
+    """The reward of each task at a temperature, by its id and, of tasks given several times, its turn. A
+    rollout of which `of` gives none is left out."""
     turns: Counter[str] = Counter()
     rewards = {}
     for rollout in rollouts:
         if rollout.sampling.temperature == temperature:
-            rewards[rollout.task.id, turns[rollout.task.id]] = reward_of(rollout)
+            if (reward := of(rollout)) is not None:
+                rewards[rollout.task.id, turns[rollout.task.id]] = reward
             turns[rollout.task.id] += 1
     return rewards
 

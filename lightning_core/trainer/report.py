@@ -189,15 +189,18 @@ async def find_evidence(
     steps = sorted({each.step for each in counts if each.split == "validation"}, reverse=True)
     evaluations = {step: await find_whole_evaluation(store, run.id, step) for step in steps[:2]}
     named: Any = run.config.get("agents") or ()
-    settings: Any = run.provenance.get("settings") or {}
+    before = await find_whole_evaluation(store, run.id, 0)
+    after = next((found for step, found in evaluations.items() if step and found), [])
+    rewards = await store.get_rewards([rollout.id for rollout in (*before, *after)])
     return Evidence(
         metrics=metrics,
         counts=counts,
         failed=await store.find_rollouts(run.id, status=Status.FAILED),
-        before=await find_whole_evaluation(store, run.id, 0),
-        after=next((found for step, found in evaluations.items() if step and found), ()),
+        before=before,
+        after=after,
+        own={one.id: agent_rewards_of(one, rewards[one.id]) for one in (*before, *after)},
         agents=named,
-        temperature=settings.get("temperature", 1.0),
+        temperature=settings_of(run).get("temperature", 1.0),
     )
 
 

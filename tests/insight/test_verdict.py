@@ -142,6 +142,70 @@ def test_without_held_out_tasks_first_and_last_steps_are_compared():
     assert "first and last 3 steps" in told.sentence
 
 
+def two_agents(writer: Sequence[float], checker: Sequence[float]) -> list[Metrics]:
+    """Steps in which both agents are trained, each with its own reward."""
+    both = zip(writer, checker, strict=True)
+    return [
+        step.model_copy(
+            update={
+                "values": {
+                    **step.values,
+                    "agent/checker/calls": 8.0,
+                    "agent/writer/trained": 1.0,
+                    "agent/checker/trained": 1.0,
+                    "agent/writer/reward": first,
+                    "agent/checker/reward": second,
+                }
+            }
+        )
+        for step, (first, second) in zip(steps([0.0, 0.1, 0.2, 0.8, 0.9, 1.0]), both, strict=True)
+    ]
+
+
+RISING = [0.0, 0.1, 0.2, 0.8, 0.9, 1.0]
+LEVEL = [0.5, 0.4, 0.6, 0.5, 0.4, 0.6]
+
+
+def test_each_trained_agent_is_told_by_its_own_training_reward():
+    told = verdict(Evidence(metrics=two_agents(RISING, LEVEL)))
+    # variances of 0.01 on both sides, of three each: ± 2.7764 * sqrt(0.02 / 3) = ± 0.2267
+    assert told.also == (
+        "Agent 'checker': no clear change: training reward 0.5 before, 0.5 after, +0 (95 % interval -0.23 "
+        "to +0.23; first and last 3 steps)",
+        "Agent 'writer': improved: training reward 0.1 before, 0.9 after, +0.8 (95 % interval +0.57 to "
+        "+1; first and last 3 steps)",
+    )
+
+
+def test_agents_that_share_the_reward_are_not_told_apart():
+    assert verdict(Evidence(metrics=two_agents(RISING, RISING))).also == ()
+
+
+def test_an_agent_s_own_held_out_rewards_are_compared_in_pairs():
+    before, after = (
+        evaluated([0] * 8),
+        [one.model_copy(update={"id": f"after-{one.id}"}) for one in evaluated([1] * 8)],
+    )
+    own = {one.id: {"checker": 0.5} for one in (*before, *after)}
+    told = verdict(Evidence(metrics=two_agents(RISING, LEVEL), before=before, after=after, own=own))
+    # eight differences of 0, with 1 and -1: s = sqrt(2 / 9), 0 ± 2.2622 * s / sqrt(10) = ± 0.337
+    assert told.also[0] == (
+        "Agent 'checker': no clear change: held-out reward 0.5 before, 0.5 after, +0 (95 % interval -0.34 "
+        "to +0.34; 8 tasks, greedy)"
+    )
+    assert told.also[1].startswith("Agent 'writer': improved: training reward")
+
+
+def test_an_agent_of_which_no_call_got_an_advantage_learnt_nothing():
+    taught = {"agent/writer/transitions": 8.0, "agent/checker/transitions": 0.0}
+    metrics = [
+        each.model_copy(update={"values": {**each.values, **taught}}) for each in two_agents(RISING, RISING)
+    ]
+    told = verdict(Evidence(metrics=metrics))
+    assert told.also[0] == "Agent 'checker' learnt nothing: none of its calls got an advantage"
+    assert told.also[1].startswith("Agent 'writer': improved")
+
+
 def searched(chosen: float, low: float, high: float) -> Metrics:
     found = {"reporting/seed": 0.25, "reporting/chosen": chosen, "gain/low": low, "gain/high": high}
     return Metrics(run_id="r", step=0, values={f"search/{name}": value for name, value in found.items()})
