@@ -243,6 +243,9 @@ def _member(member: Member, members: Sequence[Member]) -> dict[str, Any]:
 async def show_time(question: PageRequest) -> dict[str, Any]:
     """Shares of the steps, the calls and tools of the latest ones, and what to change about what is large."""
     store, found = await question.run()
+    run = await store.find_run(found.run_id)
+    machine: Any = run.provenance.get("machine") or {} if run else {}
+    cores = machine.get("cores")
     metrics = await store.list_metrics(found.run_id)
     rollouts = [
         rollout
@@ -257,11 +260,12 @@ async def show_time(question: PageRequest) -> dict[str, Any]:
         "seconds": step_seconds(metrics),
         "parts": [asdict(each) for each in parts(metrics)],
         "engine": engine_share(metrics),
+        "cores": cores_share(metrics, cores) if cores else None,
         "straggling": asdict(straggling(rollouts)),
         "latest": [each.step + 1 for each in metrics[-_LATEST:]],
         "agents": [asdict(each) for each in by_agent(calls)],
         "tools": [asdict(each) for each in by_tool(events)],
-        "findings": [asdict(each) for each in bottleneck(metrics, rollouts, calls, events)],
+        "findings": [asdict(each) for each in bottleneck(metrics, rollouts, calls, events, machine)],
     }
 
 

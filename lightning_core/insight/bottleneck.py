@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from lightning_core.records.types import Call, Event, Metrics, Rollout, ToolEvent
 
 LARGE: Final = 0.2
 """Share of a step from which on a part is worth a word."""
+FULL: Final = 0.7
+"""Share of the cores from which on more rollouts at once are not faster."""
 _PARTS: Final[Mapping[str, str]] = {
     "collect_seconds": "collecting",
     "update_seconds": "updating",
@@ -40,14 +43,14 @@ class Bottleneck:
     share: float
 
 
-def parts(metrics: Sequence[Metrics]) -> list[StepPart]:
-    """Returns the parts of the steps' time, the largest first; "other" is the time in no part."""
-    whole = step_seconds(metrics)
 def step_seconds(metrics: Sequence[Metrics]) -> float:
     """Wall time of the steps, as last made: collecting, updating, saving; evaluations are not in it."""
     return _sum(metrics, "step_seconds")
 
 
+def parts(metrics: Sequence[Metrics]) -> list[StepPart]:
+    """Returns the parts of the steps' time, the largest first; "other" is the time in no part."""
+    whole = step_seconds(metrics)
     if whole <= 0:
         return []
     seconds = {name: _sum(metrics, metric) for metric, name in _PARTS.items()}
@@ -60,6 +63,13 @@ def engine_share(metrics: Sequence[Metrics]) -> float | None:
     """The share of the steps in which engine or optimizer was busy; None if no backend measured it."""
     whole = sum(each.values["step_seconds"] for each in metrics if "backend_seconds" in each.values)
     return _sum(metrics, "backend_seconds") / whole if whole else None
+
+
+def cores_share(metrics: Sequence[Metrics], cores: int) -> float | None:
+    """The share of so many cores that the trainer's process used during the steps; None if no step says."""
+    timed = [each for each in metrics if "process_seconds" in each.values]
+    whole = step_seconds(timed) * cores
+    return _sum(timed, "process_seconds") / whole if whole else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +128,20 @@ def bottleneck(
     rollouts: Iterable[Rollout] = (),
     calls: Iterable[Call] = (),
     events: Iterable[Event] = (),
+    machine: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Bottleneck]:
     """Returns the parts with at least a fifth of the steps' time, the largest first. Give the calls and
-    events of some steps, with their rollouts: from them it names the slowest agent and tool."""
-    whole = _sum(metrics, "step_seconds")
+    events of some steps, with their rollouts: from them it names the slowest agent and tool. `machine` is the
+    trainer's, as its run recorded it."""
+    whole = step_seconds(metrics)
+    tools, agents = by_tool(events), by_agent(calls)
+    full = _are_cores_full(metrics, machine, tools, agents)
+    at_once = "raise `concurrency`, add workers, or let rollouts go on during updates (staleness=1)"
     advice: Mapping[str, str] = {
-        "collecting": "raise `concurrency`, add workers, or let rollouts go on during updates (staleness=1)",
-        "updating": "let rollouts go on during updates (staleness=1), or use LoRA or a larger machine",
+        "collecting": _FULL if full else at_once,
+        "updating": _FULL
+        if full
+        else "let rollouts go on during updates (staleness=1), or use LoRA or a larger machine",
         "publishing": "use LoRA, whose weights are small, or fewer and larger steps",
         "other": "save checkpoints less often (`checkpoint_every`), and see whether the store is far away",
     }
@@ -150,9 +167,9 @@ def bottleneck(
                 share,
             )
         )
-    tools, agents = by_tool(events), by_agent(calls)
     spent = sum(one.seconds for one in (*tools, *agents))
-    for about, shares, what in (("tool", tools, "cache or shorten it"), ("agent", agents, _LESS)):
+    less = _SHORTER if full else _LESS
+    for about, shares, what in (("tool", tools, "cache or shorten it"), ("agent", agents, less)):
         for one in shares[:1] if spent else ():
             found.append(
                 Bottleneck(
@@ -168,7 +185,26 @@ def bottleneck(
     return sorted(large, key=lambda one: -one.share)
 
 
+def _are_cores_full(
+    metrics: Sequence[Metrics], machine: Mapping[str, Any], tools: Sequence[Share], agents: Sequence[Share]
+) -> bool:
+    """Whether more at once can't be faster, on a machine without an accelerator. Where the share of the cores
+    was not recorded, it is so if calls take longer than tools."""
+    cores = machine.get("cores")
+    if not isinstance(cores, int) or machine.get("accelerators"):
+        return False
+    share = cores_share(metrics, cores)
+    if share is not None:
+        return share >= FULL
+    return sum(one.seconds for one in agents) > sum(one.seconds for one in tools)
+
+
 _LESS: Final = "shorten its prompt or bound its reply (`max_tokens`)"
+_SHORTER: Final = "shorten its prompt or its replies"
+_FULL: Final = (
+    "the processor is busy, so more at once is not faster: shorten prompts and replies, use LoRA, or take a "
+    "smaller model or a larger machine"
+)
 
 
 def _sum(metrics: Iterable[Metrics], name: str) -> float:

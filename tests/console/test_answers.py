@@ -244,7 +244,7 @@ def test_records_that_were_changed_after_the_update_are_named(ask: Ask, finished
 
 
 async def test_groups_are_counted_by_what_was_compared(tmp_path: Path) -> None:
-    """In group a the rollouts earned the same and the writer did not; in group b it is the other way round."""
+    """In group a the rollouts earned the same, and the writer did not; in group b it is the other way."""
     own = {"a": ((1.0, 0.0), (1.0, 1.0)), "b": ((0.0, 1.0), (1.0, 1.0)), "c": ((1.0, 1.0), (1.0, 1.0))}
     await write_groups(url := f"sqlite:///{tmp_path}/store.db", own)
     async with Shelf(url, load_plugins()) as shelf:
@@ -254,14 +254,16 @@ async def test_groups_are_counted_by_what_was_compared(tmp_path: Path) -> None:
 
 
 async def write_groups(url: str, groups: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Record a step of run `r`: for each rollout its reward, and that of its writer, who made its one call."""
+    """Record a step of run `r`: each rollout's reward, and that of its writer, who made its one call."""
     method = Method(uniform).written()
     async with SqliteStore(url) as store:
         await store.put_run(Run(id="r", config={CREDIT: [method]}, status="finished"))
         for group, rewards in groups.items():
             task = Task(id=group, input={"question": f"question {group}"})
             made = [
-                Rollout(id=f"{group}-{n}", run_id="r", task=task, group_id=group, step=0, place=f"{group}-{n}")
+                Rollout(
+                    id=f"{group}-{n}", run_id="r", task=task, group_id=group, step=0, place=f"{group}-{n}"
+                )
                 for n in range(len(rewards))
             ]
             await store.enqueue(made)

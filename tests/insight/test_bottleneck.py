@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.insight.bottleneck import bottleneck, by_agent, by_tool, engine_share, parts, straggling
+from lightning_core.insight.bottleneck import (
+    bottleneck,
+    by_agent,
+    by_tool,
+    cores_share,
+    engine_share,
+    parts,
+    straggling,
+)
 from lightning_core.records.types import Metrics
 from tests.insight.records import call, rollout, tool
 
@@ -64,3 +72,30 @@ def test_a_finding_says_its_numbers_and_what_to_change():
         "agent 'writer' takes 80% of the time in calls and tools: 2 times, 1.00 s each, at most 1.00 s"
     )
     assert bottleneck([]) == []
+
+
+def advice(used: float | None, **machine: object) -> dict[str, str]:
+    """What is advised about steps whose process used so many of the processor's seconds."""
+    timed = {} if used is None else {"process_seconds": used}
+    steps = [each.model_copy(update={"values": {**each.values, **timed}}) for each in SLOW]
+    given = bottleneck(steps, calls=[call(0, 0), call(0, 1)], events=[tool(0, 0)], machine=machine)
+    return {one.about: one.advice for one in given}
+
+
+def test_more_at_once_is_not_advised_where_the_cores_are_full():
+    # 18 seconds of two cores in steps of 10 seconds: nine tenths
+    timed = Metrics(run_id="run", step=0, values={"step_seconds": 10.0, "process_seconds": 18.0})
+    assert cores_share([timed], 2) == 0.9
+    assert cores_share(SLOW, 2) is None
+    full = advice(18.0, cores=2, accelerators=[])
+    assert "more at once is not faster" in full["collecting"]
+    assert "staleness" not in full["updating"]
+    assert full["agent writer"] == "shorten its prompt or its replies"
+    idle = advice(4.0, cores=2, accelerators=[])
+    assert "concurrency" in idle["collecting"]
+    assert "max_tokens" in idle["agent writer"]
+
+
+def test_without_a_record_of_the_cores_a_busy_engine_on_a_processor_gets_no_more_at_once():
+    assert "more at once is not faster" in advice(None, cores=2, accelerators=[])["collecting"]
+    assert "concurrency" in advice(None, cores=2, accelerators=["H200"])["collecting"]

@@ -15,6 +15,7 @@ export async function show(place) {
       found.parts.map((one, index) => h("i", { style: { flex: String(Math.max(one.share, 0.001)), background: colour(index) } }))),
     h("p.key", {}, found.parts.map((one, index) => h("span", {}, dot(colour(index)), `${one.name} ${percent(one.share)}, ${lasting(one.seconds / found.steps)} a step`))),
     h("p.quiet", {}, found.engine !== null && `The engine or the optimizer was busy ${percent(found.engine)} of the time. `,
+      found.cores !== null && `The trainer's process used ${percent(found.cores)} of the processor's cores. `,
       found.straggling.whole > 0 && `Waiting for the last tenth of the rollouts: ${percent(found.straggling.seconds / found.straggling.whole)} of collecting, ${latest}.`),
     found.findings.length ? section("What to change", h("ul.findings", {}, found.findings.map((one) => h("li", {}, h("b", {}, marked(one.message)), h("div.quiet", {}, marked(one.advice)))))) : null,
     found.agents.length > 0 && h("p.quiet", {}, "Calls overlap, so together they may take longer than the run."), shares(`Calls by agent ${latest}`, found.agents), shares(`Tools ${latest}`, found.tools)) };
