@@ -173,11 +173,11 @@ async def list_runs(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _say_evaluations(folder: Path, console: Console) -> None:
-    """Say where the runs of `agentlightning evaluate` are: in a folder for each evaluation."""
+    """Say where the runs of `agentlightning evaluate` are: each evaluation has a folder of them."""
     found = sorted({path.parents[1] for path in folder.glob("*/*/run.json")}, key=lambda each: each.name)
     if found:
-        which = f"{len(found)} evaluation{'s' * (len(found) > 1)}"
-        said = f"{which}, each in a folder of its own: agentlightning runs {found[-1]}"
+        folders = f"in {len(found)} folder{'s' * (len(found) > 1)}"
+        said = f"more runs, such as those of evaluations, {folders}: agentlightning runs {found[-1]}"
         console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -267,7 +267,8 @@ def _by_agent(evidence: Evidence) -> Iterator[_Finding]:
 
 
 def _agent_change(evidence: Evidence, name: str) -> _Finding | None:
-    """By the agent's own held-out rewards, where the app gives it some; else by those of training."""
+    """The change of an agent's own held-out rewards, where the app gives it some; else of those of
+    training."""
     named = any(name in given for given in evidence.own.values())
 
     def of(rollout: Rollout) -> float | None:

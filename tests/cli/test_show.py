@@ -62,13 +62,14 @@ def test_before_the_first_step_the_held_out_reward_is_shown(call, tmp_path):
 def test_evaluations_have_one_value_and_runs_says_where_they_are(call, tmp_path):
     for name in ("evaluation-1/0-tiny", "evaluation-2/0-tiny", "evaluation-2/1-a"):
         write(tmp_path / "runs" / name, steps=0, status="finished")
-    hint = f"2 evaluations, each in a folder of its own: agentlightning runs {tmp_path}/runs/evaluation-2"
+    newest = tmp_path / "runs" / "evaluation-2"
+    hint = f"more runs, such as those of evaluations, in 2 folders: agentlightning runs {newest}"
     assert hint in call("runs", tmp_path / "runs")[1]
     write(tmp_path / "runs" / "trained", steps=2)
     said = call("runs", tmp_path / "runs")[1]
     assert hint in said
     assert "0-tiny" not in said
-    listed = [line.split()[:4] for line in call("runs", tmp_path / "runs" / "evaluation-2")[1].splitlines()]
+    listed = [line.split()[:4] for line in call("runs", newest)[1].splitlines()]
     assert [line for line in listed if line[1:2] == ["finished"]] == [
         ["1-a", "finished", "0", "0.75"],
         ["0-tiny", "finished", "0", "0.75"],
