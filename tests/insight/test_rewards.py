@@ -28,7 +28,8 @@ def test_the_ends_of_a_run_are_a_quarter_of_it_and_do_not_overlap() -> None:
 def test_held_out_rewards_come_before_training_rewards() -> None:
     assert change([0.5, 0.9, 0.7], [0.0, 1.0]) == Change("held-out", 0.5, 0.7)
     assert change([0.5], [0.0, 1.0]) == Change("training", 0.0, 1.0, 1)
-    assert change([0.5], []) is None
+    assert change([0.5], []) == Change("once", 0.5, 0.5), "of an evaluation alone"
+    assert change([], []) is None
 
 
 def test_an_agent_is_measured_by_the_rollouts_in_which_it_acted() -> None:
