@@ -75,7 +75,7 @@ def test_a_finding_says_its_numbers_and_what_to_change():
 
 
 def advice(used: float | None, **machine: object) -> dict[str, str]:
-    """What is advised about steps whose process used so many of the processor's seconds."""
+    """Advice about steps whose process used so many seconds of the processor."""
     timed = {} if used is None else {"process_seconds": used}
     steps = [each.model_copy(update={"values": {**each.values, **timed}}) for each in SLOW]
     given = bottleneck(steps, calls=[call(0, 0), call(0, 1)], events=[tool(0, 0)], machine=machine)
