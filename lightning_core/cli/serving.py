@@ -23,9 +23,8 @@ from lightning_core.stores.versions import policies_of, read_number
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import make_backend, open_store
-from lightning_core.trainer.roles.gateway import host_gateway, serving_run
+from lightning_core.trainer.roles.gateway import host_gateway, make_gateway, serving_run
 from lightning_core.trainer.roles.joining import Joining, until_signal
-from lightning_core.trainer.roles.runner import agents_of, tokens_of
 from lightning_core.trainer.settings import LARGEST_PORT, Settings, parse_listen
 from lightning_core.trainer.summary import find_summary, serving_notes
 
@@ -227,18 +226,9 @@ async def _of_run(
             raise ConfigError(f"run {run_id!r} has not started; train it first")
         async with serving_run(store, run, load_plugins(), version=version) as upstream:
             await upstream.open()
-            policies = policies_of(run)
-            gateway = Gateway(
-                upstream,
-                store,
-                tokens_of(run),
-                agents=agents_of(run),
-                anonymous=True,
-                hosts=hosts,
-                policies=policies,
-            )
+            gateway = make_gateway(store, run, upstream, anonymous=True, hosts=hosts)
             served = "the current version" if version is None else f"version {version}"
-            if policies:
+            if policies := policies_of(run):
                 served += f", and the models {', '.join(dict.fromkeys(policies.values()))},"
             yield gateway, f"{served} of run {run_id!r} as {upstream.model_name!r}"
 

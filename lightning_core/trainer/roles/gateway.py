@@ -97,16 +97,22 @@ class GatewayPart:
             await asyncio.Event().wait()
 
 
-def make_gateway(store: Store, run: Run, upstream: VersionedUpstream | PolicyRouter) -> Gateway:
-    """A gateway for the rollouts of a run."""
+def make_gateway(
+    store: Store,
+    run: Run,
+    upstream: VersionedUpstream | PolicyRouter,
+    *,
+    anonymous: bool = False,
+    hosts: tuple[str, ...] = (),
+) -> Gateway:
+    """A gateway for the rollouts of a run, and with `anonymous` for calls that belong to none."""
     names: Any = run.config.get(CONFIG)
-    prompts = PinnedPrompts(store, run)
     return Gateway(
-        upstream,
-        store,
-        tokens_of(run),
+        *(upstream, store, tokens_of(run)),
         agents=agents_of(run),
-        prompts=prompts,
+        anonymous=anonymous,
+        hosts=hosts,
+        prompts=PinnedPrompts(store, run),
         names=names,
         policies=policies_of(run),
     )
