@@ -183,7 +183,8 @@ def test_a_resumed_run_equals_one_in_peace(options: Any, tmp_path: Path) -> None
             )  # fmt: skip
         return [{k: v for k, v in each.values.items() if not k.endswith("_seconds")} for each in found]
 
-    assert values("resumed", 1, 2) == values("peace", 2)
+    for resumed, peace in zip(values("resumed", 1, 2), values("peace", 2), strict=True):
+        assert resumed == pytest.approx(peace, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["verl", "tinker"])
