@@ -68,7 +68,8 @@ class Published(Record):
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.model_dump_json(indent=1) + "\n")
+        text = self.model_dump_json(indent=1).replace(f"{Path.cwd()}/", "")  # paths are those in the clone
+        path.write_text(text + "\n")
 
 
 async def outcome_of(folder: Path, study: Design) -> Outcome:

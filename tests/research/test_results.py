@@ -19,11 +19,12 @@ from research.plots import plot
 from research.rewriting import Rewriting
 from research.studies import STUDIES, Study
 from research.tables import MEANING, agent_table, interval, part_table, run_table, spread, study_table
+from research.tinker.study import STUDIES as SERVICES
 from research.verl.study import STUDIES as BACKENDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "research/results/README.md"
-ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY, **BACKENDS}
+ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY, **BACKENDS, **SERVICES}
 NUMBERS = {3: "three", 5: "five"}
 PUBLISHED = [name for name in ALL if (ROOT / f"research/results/{name}.json").exists()]
 
@@ -49,6 +50,12 @@ def test_a_published_section_has_its_command_its_plot_and_the_meaning_of_its_sig
     assert rest.lstrip().startswith("![")
     assert f"](results-{name}.png)" in rest
     assert (ROOT / f"research/results/results-{name}.png").is_file()
+
+
+def test_a_record_names_no_folder_of_the_machine_that_made_it() -> None:
+    records = [*(ROOT / "research/results").glob("*.json")]
+    assert len(records) > 20
+    assert [path.name for path in records if '": "/' in path.read_text()] == []
 
 
 def test_the_figures_of_the_summary_are_those_of_the_tables() -> None:
