@@ -44,13 +44,16 @@ def signals_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Some libraries switch off the loggers that are there, and programs all logging of their process."""
-    before = logging.root.manager.disable
+    """Some libraries switch off the loggers that are there, raise the level of all, or program all logging of
+    their process."""
+    before, level = logging.root.manager.disable, logging.root.level
     yield
     logging.disable(before)
+    logging.root.setLevel(level)
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("lightning_") and isinstance(logger, logging.Logger):
-            logger.disabled = False
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -217,7 +217,7 @@ def test_the_cores_own_parts_go_through_the_same_door() -> None:
             "uniform",
         ),
     ]
-    assert plugins.names("algorithm") == ["dpo", "grpo", "ppo", "reinforce++", "rloo", "sft"]
+    assert plugins.names("algorithm") == ["dpo", "grpo", "ppo", "reinforce++", "rloo", "sdpo", "sft"]
     for kind in get_args(Kind):
         for name in plugins.names(kind):
             assert callable(plugins.part(kind, name))
