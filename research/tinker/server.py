@@ -36,7 +36,7 @@ COMPILED = ROOT / ".data" / "tinker" / "jax"
 """JAX keeps its compiled programs here from one server to the next."""
 URL: Final = "TINKER_BASE_URL"
 API, ENGINE = "--api", "--engine"
-OPTIONS = {"max_lora_adapters": 8, "sample_max_num_sequences": 16, "train_micro_batch_size": 1}
+OPTIONS = {"max_lora_adapters": 16, "sample_max_num_sequences": 16, "train_micro_batch_size": 1}
 """Options of the JAX engine, which compiles each shape of a pass: fixed sizes keep those few."""
 
 
