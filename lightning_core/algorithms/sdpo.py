@@ -19,7 +19,7 @@ The text that a teacher is shown, of which each call has at most one:
   agent had this turn, the first of equals. It is that agent's reply at the same turn. As failures of a group
   have the same sibling, their teachers' prompts are computed once;
 - else the feedback: what the reasons of rewards say about the call, or of the whole rollout, unless the
-  rollout ended best of its group with a reward above 0. So a group in which nobody succeeds can teach too,
+  rollout ended best of its group with a reward above 0. So a group without a success can teach too,
   with `grpo` 0.
 
 Sources: Hübotter et al., "Reinforcement Learning via Self-Distillation", arXiv 2601.20802, with the estimate

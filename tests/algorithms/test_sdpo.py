@@ -99,7 +99,7 @@ def test_a_worse_rollout_is_shown_the_best_ones_reply_at_the_same_turn_of_the_sa
     )
     assert hints(*group) == {
         "r0.c0": "r1.c1", "r0.c1": "r1.c0", "r0.c2": "r1.c2",
-        "r2.c0": "r1.c1", "r2.c1": "r1.c2",  # nobody better has a third turn
+        "r2.c0": "r1.c1", "r2.c1": "r1.c2",  # no better rollout has a third turn
     }  # fmt: skip
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -376,20 +377,26 @@ def test_a_collector_that_is_not_there_is_one_message(
     assert "not the URL" in command("sync", run, "ftp://nowhere", fails=True)
 
 
+@asynccontextmanager
+async def new_run(path: Path) -> AsyncIterator[SqliteStore]:
+    """The store of a new run's folder."""
+    with RunFolder(path, resume=False) as folder:
+        folder.write_address(None)
+        async with SqliteStore(folder.store_url) as store:
+            yield store
+
+
 def test_show_reads_no_more_rollouts_of_a_long_run_than_it_lists(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def write() -> None:
-        with RunFolder(tmp_path / "long", resume=False) as folder:
-            folder.write_address(None)
-            async with SqliteStore(folder.store_url) as store:
-                task = Task(id="task", input={})
-                asked = [
-                    Rollout(id=f"long-t{n}", run_id="long", task=task, group_id="g", step=n)
-                    for n in range(500)
-                ]
-                await store.enqueue(asked)
-                await store.lease("w", 400, 60.0)
+        async with new_run(tmp_path / "long") as store:
+            task = Task(id="task", input={})
+            asked = [
+                Rollout(id=f"long-t{n}", run_id="long", task=task, group_id="g", step=n) for n in range(500)
+            ]
+            await store.enqueue(asked)
+            await store.lease("w", 400, 60.0)
 
     asyncio.run(write())
     read: list[int] = []
@@ -414,22 +421,20 @@ def test_a_condition_and_a_word_read_a_long_run_page_by_page(
     """A run has 1,000 rollouts with a call each. A question reads one page of them, and their calls alone."""
 
     async def write() -> None:
-        with RunFolder(tmp_path / "long", resume=False) as folder:
-            folder.write_address(None)
-            async with SqliteStore(folder.store_url) as store:
-                task = Task(id="task", input={})
-                names = [f"long-t{n}" for n in range(1_000)]
-                asked = [
-                    Rollout(id=name, run_id="long", task=task, group_id="g", step=n // 10)
-                    for n, name in enumerate(names)
-                ]
-                await store.enqueue(asked)
-                for n, attempt in enumerate(await store.lease("w", 1_000, 60.0)):
-                    name = attempt.rollout.id
-                    await store.add_call(call(name, "c", "reply", 1.0))
-                    await store.finish(attempt, reward=n / 1_000)
-                given = {"attempt": 1, "call_id": "c", "advantage": 1.0}
-                await store.add_credited([Credited(rollout_id=name, **given) for name in names])
+        async with new_run(tmp_path / "long") as store:
+            task = Task(id="task", input={})
+            names = [f"long-t{n}" for n in range(1_000)]
+            asked = [
+                Rollout(id=name, run_id="long", task=task, group_id="g", step=n // 10)
+                for n, name in enumerate(names)
+            ]
+            await store.enqueue(asked)
+            for n, attempt in enumerate(await store.lease("w", 1_000, 60.0)):
+                name = attempt.rollout.id
+                await store.add_call(call(name, "c", "reply", 1.0))
+                await store.finish(attempt, reward=n / 1_000)
+            given = {"attempt": 1, "call_id": "c", "advantage": 1.0}
+            await store.add_credited([Credited(rollout_id=name, **given) for name in names])
 
     asyncio.run(write())
     read = {"find_rollouts": 0, "get_calls": 0}
