@@ -43,14 +43,16 @@ def signals_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Some libraries switch off the loggers that are there, raise the level of all, or program all logging of
-    their process."""
-    before, level = logging.root.manager.disable, logging.root.level
-    yield
-    logging.disable(before)
-    logging.root.setLevel(level)
-    for name, logger in logging.root.manager.loggerDict.items():
+def logging_as_it_begins() -> None:
+    """Some libraries, once imported, switch off the loggers that are there, raise the level of all, or
+    that of root's handlers, among which is pytest's own."""
+    logging.disable(logging.NOTSET)
+    root = logging.getLogger()
+    root.disabled = False
+    root.setLevel(logging.WARNING)
+    for handler in root.handlers:
+        handler.setLevel(logging.NOTSET)
+    for name, logger in root.manager.loggerDict.items():
         if name.startswith("lightning_") and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)

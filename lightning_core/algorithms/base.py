@@ -143,6 +143,10 @@ class Algorithm(Protocol):
     def dynamic_sampling(self) -> int:
         """How many times groups that say nothing are replaced by groups of other tasks."""
 
+    @property
+    def curriculum(self) -> str | None:
+        """A field of the tasks: those are drawn more often whose groups still differ."""
+
     def prepare(self, batch: Sequence[Trajectory], history: Sequence[Mapping[str, float]]) -> Prepared:
         """The credited batch and the algorithm for an update. `history`: the entropy of each agent in nats
         per token, for each batch of the phase so far, this one included."""
@@ -196,6 +200,9 @@ class RolloutAlgorithm:
     """Further updates, after its own, in which a rollout is trained on again."""
     dynamic_sampling: int = 0
     """How many times groups that say nothing are replaced by other tasks (DAPO, dynamic sampling)."""
+    curriculum: str | None = None
+    """A field of the tasks, such as their kind: values of it whose groups still differ in reward are drawn
+    more often (`trainer/curriculum.py`)."""
 
     @property
     def name(self) -> str:

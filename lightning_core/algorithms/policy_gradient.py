@@ -172,8 +172,10 @@ class PolicyGradient(RolloutAlgorithm):
         """Refuse options that contradict one another or would do nothing."""
         if self.group_size < 2 and self.baseline != "none" and self.critic is None:
             self._refuse("group_size", "one rollout has no others to be compared with; use baseline='none'")
-        if self.baseline == "none" and self.scale == "std":
-            self._refuse("scale", "the deviation is about the baseline; with baseline='none' use 'batch'")
+        if self.baseline == "none" and self.scale in ("std", "mean"):
+            self._refuse("scale", "it is a measure of those compared; with baseline='none' use 'batch'")
+        if self.scale == "mean" and self.critic is not None:
+            self._refuse("scale", "a critic's advantages have no mean return; use 'batch' or 'none'")
         if self.dynamic_sampling and self.baseline == "none" and self.scale == "batch":
             self._refuse(
                 "dynamic_sampling", "with baseline='none' and scale='batch' every group says something"

@@ -109,10 +109,15 @@ class BatchCredit(Protocol):
 Baseline = Literal["mean", "leave_one_out", "none"]
 """The number subtracted from a return: the mean over all peers; the mean over the others, which is unbiased
 as the return itself is no part of it; nothing."""
-Scale = Literal["std", "batch", "none"]
-"""The number a comparison is divided by: its own standard deviation; nothing. "batch": the advantages of
-the whole batch are shifted to mean 0 and divided to deviation 1. See `least_unit` for where a deviation is
-small."""
+Scale = Literal["std", "mean", "batch", "none"]
+"""The number a comparison is divided by: its own standard deviation; its mean return; nothing. "batch": the
+advantages of the whole batch are shifted to mean 0 and divided to deviation 1. See `least_unit` for where a
+deviation is small.
+
+"mean" is for rewards from 0 to 1. It makes the gradient that of the logarithm of the success rate, so a rare
+success weighs more than with "std": Tajwar et al., MaxRL, arXiv 2602.02710. The mean counts as no less than
+that of one success among the compared, 1 / n: returns may be below 0. Returns that are advantages already
+are divided by nothing."""
 
 
 REACH: Final = 1e15
@@ -209,6 +214,8 @@ def measure(
     if flat:
         return None
     unit = 1.0
+    if scale == "mean" and comparison.baseline:
+        unit = max(fmean(means), 1 / len(means))
     if scale == "std":
         unit = _deviation(comparison)
         if unit <= EPSILON:

@@ -15,15 +15,18 @@ from functools import partial
 
 from lightning_core.credit.base import assign, only_finals
 from lightning_core.errors import TrainingError
+from lightning_core.experience.transitions import last_planned
 from lightning_core.insight.failures import reason_of
 from lightning_core.records.types import Rollout, Status, Task, Trajectory
 from lightning_core.stores.base import Store
 from lightning_core.trainer.batch import StepBatch, read_batch
+from lightning_core.trainer.curriculum import Groups, read_groups, value_of
+from lightning_core.trainer.curriculum import draw as draw_curriculum
 from lightning_core.trainer.demonstrations import draw
 from lightning_core.trainer.judging import Judging
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.plan import admitted, spare_tasks, tasks_of_step
-from lightning_core.trainer.session import Session
+from lightning_core.trainer.rollouts import RolloutMaker
 
 Plan = Callable[[int], list[Rollout]]
 """The rollouts to ask for; `plan(n)` has the n-th ids for the same places."""
@@ -32,13 +35,18 @@ Plan = Callable[[int], list[Rollout]]
 class Collector:
     """Collects the batches of a run, step by step."""
 
-    def __init__(self, session: Session, tasks: Sequence[Task]) -> None:
-        self.session = session
+    def __init__(self, maker: RolloutMaker, tasks: Sequence[Task]) -> None:
+        self.maker = maker
+        self.session = session = maker.session
         self.tasks = tasks
         self.settings = session.settings
         self.run_id = session.folder.run_id
         self._begun: set[int] = set()
         """Steps whose rollouts were first asked for by this process."""
+        self._drawn: dict[int, list[Task]] = {}
+        """The tasks of the steps that have begun."""
+        self._ended: dict[int, Groups] = {}
+        """The groups of steps that have ended, for a curriculum."""
         self.judging = Judging(self.settings.judge, session.store, session.folder)
 
     async def collect(self, step: int, phase: ResolvedPhase) -> StepBatch:
@@ -52,6 +60,8 @@ class Collector:
         plan = partial(self._plan, step, phase)
         rollouts = await self.finish(plan, f"step {step + 1}", again=step not in self._begun)
         batch = await self._read(rollouts, began)
+        if (field := phase.algorithm.curriculum) is not None:
+            self._ended[step] = read_groups(rollouts, field)
         where = f"step {step + 1}; fix the cause and resume"
         await check_any_reward(self.session.store, batch.rollouts, where)
         return await self._sample_more(step, phase, batch)
@@ -62,7 +72,7 @@ class Collector:
         for retry in itertools.count():
             rollouts = plan(retry)
             self.session.observers.collecting(what, rollouts)
-            finished, new = await self.session.run(rollouts)
+            finished, new = await self.maker.run(rollouts)
             if new or not again or any(rollout.status is Status.SUCCEEDED for rollout in finished):
                 break
         return await self._without_cancelled(finished, lambda more: plan(retry + more))
@@ -74,6 +84,8 @@ class Collector:
     async def _begin(self, step: int, phase: ResolvedPhase) -> None:
         """Ask for the rollouts of all steps that may begin by now; those of earlier steps are run first."""
         for each in admitted(step, phase, self.settings.total_steps):
+            if each not in self._drawn:
+                self._drawn[each] = await self._draw(each, phase)
             if await self.session.store.enqueue(self._plan(each, phase)):
                 self._begun.add(each)
 
@@ -86,20 +98,39 @@ class Collector:
             planned = plan(retry)
             again = [planned[i].model_copy(update={"group_id": finished[i].group_id}) for i in places]
             self.session.observers.collecting("withdrawn, again", again)
-            for i, rollout in zip(places, (await self.session.run(again))[0], strict=True):
+            for i, rollout in zip(places, (await self.maker.run(again))[0], strict=True):
                 finished[i] = rollout
         return finished
 
     def _plan(self, step: int, phase: ResolvedPhase, retry: int = 0) -> list[Rollout]:
-        count = phase.algorithm.tasks_per_step
-        return self._groups(step, phase, tasks_of_step(self.tasks, step, count, self.settings.seed), 0, retry)
+        return self._groups(step, phase, self._drawn[step], 0, retry)
+
+    async def _draw(self, step: int, phase: ResolvedPhase) -> list[Task]:
+        """The tasks of a step. A curriculum looks at the steps that had ended when its rollouts were first
+        asked for, so that a resumed run draws the same."""
+        count, seed, field = phase.algorithm.tasks_per_step, self.settings.seed, phase.algorithm.curriculum
+        if field is None:
+            return tasks_of_step(self.tasks, step, count, seed)
+        before = {each: await self._groups_of(each, field) for each in range(phase.first, step)}
+        for late in range(max(phase.first, step - phase.algorithm.staleness), step):
+            before[late] = [(value, None) for value, _ in before[late]]
+        return draw_curriculum(self.tasks, field, before, step, count, seed)
+
+    async def _groups_of(self, step: int, field: str) -> Groups:
+        """The groups of a step that has begun; this process may not have seen its end."""
+        if step not in self._ended and step in self._drawn:
+            return [(value_of(task, field), None) for task in self._drawn[step]]
+        if step not in self._ended:
+            found = await self.session.store.find_rollouts(self.run_id, step=step, split="train")
+            self._ended[step] = read_groups(last_planned(found), field)
+        return self._ended[step]
 
     def _groups(
         self, step: int, phase: ResolvedPhase, tasks: Sequence[Task], first: int, retry: int
     ) -> list[Rollout]:
         """A group of each task; `first` is the place in the step of the first one."""
         algorithm = phase.algorithm
-        plan = self.session.plan(step, retry, algorithm.staleness)
+        plan = self.maker.plan(step, retry, algorithm.staleness)
         return plan.train(tasks, algorithm.group_size, first, self.settings.temperature)
 
     # dynamic sampling -------------------------------------------------------------------------
@@ -124,7 +155,8 @@ class Collector:
         """A task not yet used in this step for each group that is missing."""
         wanted, added = phase.algorithm.tasks_per_step, batch.added_groups
         missing = max(0, wanted - len(_with_loss(phase, batch.trajectories)))
-        return spare_tasks(self.tasks, step, wanted, self.settings.seed)[added : added + missing]
+        spare = spare_tasks(self.tasks, self._drawn[step], step, self.settings.seed)
+        return spare[added : added + missing]
 
 
 def _with_loss(phase: ResolvedPhase, trajectories: Sequence[Trajectory]) -> set[str]:

@@ -41,7 +41,7 @@ async def play(session: Session, collector: Collector) -> dict[str, list[Call]]:
     def plan(retry: int) -> list[Rollout]:
         unpinned: dict[str, int] = {}
         trials = [(f"found-{place}", str(place), unpinned, task) for place, task in enumerate(tasks)]
-        return session.plan(step, retry).search(trials, 1)
+        return collector.maker.plan(step, retry).search(trials, 1)
 
     finished = await collector.finish(plan, "prompts are looked for", again=True)
     where = "the rollouts that show the agents' prompts; fix the cause and resume"

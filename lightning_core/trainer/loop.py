@@ -27,8 +27,8 @@ from lightning_core.trainer.collector import Collector, check_any_reward
 from lightning_core.trainer.learners import Lines
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.report import evaluation, find_evaluation
+from lightning_core.trainer.rollouts import RolloutMaker, withdraw
 from lightning_core.trainer.searching import SearchBench
-from lightning_core.trainer.session import Session, withdraw
 from lightning_core.trainer.settings import TINY
 from lightning_core.trainer.summary import Evaluation
 from lightning_core.trainer.teaching import teach
@@ -45,14 +45,15 @@ ALIKE = 0.82
 
 
 class Loop:
-    """The steps of one run over an open session."""
+    """The steps of one run."""
 
-    def __init__(self, session: Session, train: Sequence[Task], validation: Sequence[Task]) -> None:
-        self.session = session
+    def __init__(self, maker: RolloutMaker, train: Sequence[Task], validation: Sequence[Task]) -> None:
+        self.maker = maker
+        self.session = session = maker.session
         self.settings = session.settings
         self.observers = session.observers
         self.run_id = session.folder.run_id
-        self.collector = Collector(session, train)
+        self.collector = Collector(maker, train)
         self.updater = Updater(session)
         self.agent_names = AgentNames(self.settings.patterns)
         self.versions = Lines(session.store, session.learners, self.settings.keep_checkpoints or KEPT)
@@ -229,7 +230,7 @@ class Loop:
             return None  # a search reports by itself
         validation = self.validation
         finished = await self.collector.finish(
-            lambda retry: self.session.plan(step, retry).evaluate(validation), "evaluation", again=True
+            lambda retry: self.maker.plan(step, retry).evaluate(validation), "evaluation", again=True
         )
         ids = [rollout.id for rollout in finished]
         calls, rewards = await self.session.store.get_calls(ids), await self.session.store.get_rewards(ids)

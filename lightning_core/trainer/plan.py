@@ -116,9 +116,9 @@ def admitted(step: int, phase: ResolvedPhase, total: int) -> range:
     return range(step, min(step + phase.algorithm.staleness + 1, phase.end, total))
 
 
-def spare_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
-    """The tasks that are not among the `count` of a step, each once, in an order of this step's own."""
-    taken = {task.id for task in tasks_of_step(tasks, step, count, seed)}
+def spare_tasks(tasks: Sequence[Task], drawn: Sequence[Task], step: int, seed: int) -> list[Task]:
+    """The tasks that are not among those drawn for a step, each once, in an order of this step's own."""
+    taken = {task.id for task in drawn}
     spare = {task.id: task for task in tasks if task.id not in taken}
     order = list(spare.values())
     random.Random(f"{seed}-{step}-spare").shuffle(order)

@@ -155,7 +155,7 @@ class SearchBench:
 
         def plan(retry: int) -> list[Rollout]:
             trials = [(f"{key}-{place}", place, *value) for (key, place), value in new.items()]
-            return self._session.plan(self._step, retry).search(trials, repeats)
+            return self._collector.maker.plan(self._step, retry).search(trials, repeats)
 
         what = f"step {self._step + 1}, trials of prompts"
         finished = await self._collector.finish(plan, what, again=first)

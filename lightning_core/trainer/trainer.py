@@ -40,6 +40,7 @@ from lightning_core.trainer.report import (
 )
 from lightning_core.trainer.roles.joining import Joining
 from lightning_core.trainer.roles.runner import work
+from lightning_core.trainer.rollouts import RolloutMaker
 from lightning_core.trainer.searching import check_search
 from lightning_core.trainer.session import Session, Solve
 from lightning_core.trainer.settings import Settings
@@ -155,13 +156,13 @@ async def _fit(
             observers.note("steps=0: the policy is evaluated, and not trained")
         elif made and made[0] == trainer.total_steps:
             observers.note(f"all {made[0]} steps are done, nothing is trained: give more to go on (--steps)")
-        async with Session(trainer, folder, solve, observers) as session:
+        async with Session(trainer, folder, solve, observers) as session, RolloutMaker(session) as maker:
             _add_observers(session)
             run = await open_run(session, train, validation)
             if not (trainer.store or "").startswith("memory:"):
                 observers.note(f"to watch it in a browser: agentlightning console {folder.path}")
             try:
-                versions = await _train(session, run, train, validation)
+                versions = await _train(maker, run, train, validation)
                 exported = await versions.export(best=trainer.export_best)
                 store, paid = session.store, spent(session.backend)
                 metrics, counts = await store.list_metrics(run.id), await store.count_rollouts(run.id)
@@ -221,14 +222,15 @@ def _add_observers(session: Session) -> None:
         )
 
 
-async def _train(session: Session, run: Run, train: Sequence[Task], validation: Sequence[Task]) -> Lines:
+async def _train(maker: RolloutMaker, run: Run, train: Sequence[Task], validation: Sequence[Task]) -> Lines:
     """Make the updates; returns the versions of the weights."""
+    session = maker.session
     checkpoint = session.folder.latest_checkpoint()
     first = checkpoint[0] if checkpoint else 0
-    await session.begin(run)
+    await maker.begin(run)
     history = [entry for entry in await session.store.list_metrics(run.id) if entry.step < first]
     async with session.observers.observe(run, history):
-        loop = Loop(session, train, validation)
+        loop = Loop(maker, train, validation)
         await loop.run(first, history)
     return loop.versions
 

@@ -28,8 +28,8 @@ def waiting(collect: Collect) -> Collect:
 
     async def later(collector: Collector, step: int, phase: ResolvedPhase) -> StepBatch:
         batch = await collect(collector, step, phase)
-        session = collector.session
-        await session.run(await session.store.find_rollouts(session.folder.run_id, split="train"))
+        found = await collector.session.store.find_rollouts(collector.run_id, split="train")
+        await collector.maker.run(found)
         return batch
 
     return later

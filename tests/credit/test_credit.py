@@ -132,3 +132,28 @@ def test_advantages_do_not_depend_on_the_reward_s_origin_or_unit(method, rewards
 def test_every_transition_has_its_own_key():
     group = [rollout(0, 1.0, "a", "a"), rollout(1, 0.0, "a")]
     assert len({t.key for trajectory in group for t in trajectory.transitions}) == 3
+
+
+def test_scale_mean_divides_by_the_success_rate():
+    # returns 1, 0, 0, 0 have the mean 1/4: 3/4 becomes 3, and -1/4 becomes -1
+    group = [rollout(0, 1.0, "w", "w"), *(rollout(i, 0.0, "w") for i in (1, 2, 3))]
+    advantages = add_up(group, uniform(group), "mean", "mean")
+    assert advantages == pytest.approx(
+        {("r0", "c0", 0): 3, ("r0", "c1", 0): 3} | {(f"r{i}", "c0", 0): -1 for i in (1, 2, 3)}
+    )
+
+
+@pytest.mark.parametrize("successes", range(1, 8))
+def test_scale_mean_makes_the_gradient_of_the_likelihood_of_success(successes):
+    # Tajwar et al., arXiv 2602.02710: the mean score of the successes less the mean score of all
+    group = [rollout(i, float(i < successes), "w") for i in range(8)]
+    advantages = add_up(group, uniform(group), "mean", "mean")
+    for i in range(8):
+        assert advantages[f"r{i}", "c0", 0] / 8 == pytest.approx((i < successes) / successes - 1 / 8)
+
+
+def test_scale_mean_counts_no_less_than_one_success():
+    # returns 0, 0, -1, -1: their mean is below 0, so the unit is 1/4
+    group = [rollout(i, float(-(i // 2)), "w") for i in range(4)]
+    advantages = add_up(group, uniform(group), "mean", "mean")
+    assert [advantages[f"r{i}", "c0", 0] for i in range(4)] == pytest.approx([2, 2, -2, -2])

@@ -17,7 +17,7 @@ from lightning_core.stores import heartbeat as signs
 from lightning_core.stores.base import Store
 from lightning_core.stores.heartbeat import MISSING_SECONDS, Heartbeat, find_living, make_member
 from lightning_core.stores.sqlite import MemoryStore
-from lightning_core.trainer.session import RemoteWaiter, command_for
+from lightning_core.trainer.rollouts import RemoteWaiter, command_for
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from lightning_core.trainer.display import describe_staleness
 from lightning_core.trainer.parts import ResolvedPhase
 from lightning_core.trainer.plan import RolloutPlan, admitted, make_tasks
 from lightning_core.trainer.report import find_evaluation
-from lightning_core.trainer.session import withdraw
+from lightning_core.trainer.rollouts import withdraw
 from lightning_core.trainer.updating import measure_staleness
 from tests.trainer.watching import PER_STEP, Records, Watched, fit, grpo, records, solve
 

@@ -26,7 +26,9 @@ from tests.backends.scripted import ScriptedBackend
 TASKS = make_tasks([{"number": n} for n in range(8)], "train")
 GROUP, PER_STEP, SEED = 2, 3, 5
 FIRST = [task.input["number"] for task in tasks_of_step(TASKS, 0, PER_STEP, SEED)]
-SPARE = [task.input["number"] for task in spare_tasks(TASKS, 0, PER_STEP, SEED)]
+SPARE = [
+    task.input["number"] for task in spare_tasks(TASKS, tasks_of_step(TASKS, 0, PER_STEP, SEED), 0, SEED)
+]
 
 
 class App:
@@ -188,11 +190,11 @@ def test_groups_added_and_withdrawn_after_a_kill_are_asked_for_again(tmp_path):
 
 def test_spare_tasks_are_the_others_each_once_and_the_same_again():
     doubled = [*TASKS, *TASKS[:4]]
-    taken = {task.id for task in tasks_of_step(doubled, 3, PER_STEP, SEED)}
-    spare = [task.id for task in spare_tasks(doubled, 3, PER_STEP, SEED)]
-    assert sorted(spare) == sorted({task.id for task in TASKS} - taken)
-    assert spare == [task.id for task in spare_tasks(doubled, 3, PER_STEP, SEED)]
-    assert spare != [task.id for task in spare_tasks(doubled, 3, PER_STEP, SEED + 1)]
+    drawn = tasks_of_step(doubled, 3, PER_STEP, SEED)
+    spare = [task.id for task in spare_tasks(doubled, drawn, 3, SEED)]
+    assert sorted(spare) == sorted({task.id for task in TASKS} - {task.id for task in drawn})
+    assert spare == [task.id for task in spare_tasks(doubled, drawn, 3, SEED)]
+    assert spare != [task.id for task in spare_tasks(doubled, drawn, 3, SEED + 1)]
 
 
 def test_dynamic_sampling_does_not_hide_an_app_that_never_works(tmp_path):
