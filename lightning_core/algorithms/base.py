@@ -145,7 +145,7 @@ class Algorithm(Protocol):
 
     @property
     def curriculum(self) -> str | None:
-        """A field of the tasks: those are drawn more often whose groups still differ."""
+        """A field of the tasks: values that fall short of the best reward are drawn more often."""
 
     def prepare(self, batch: Sequence[Trajectory], history: Sequence[Mapping[str, float]]) -> Prepared:
         """The credited batch and the algorithm for an update. `history`: the entropy of each agent in nats
@@ -201,7 +201,7 @@ class RolloutAlgorithm:
     dynamic_sampling: int = 0
     """How many times groups that say nothing are replaced by other tasks (DAPO, dynamic sampling)."""
     curriculum: str | None = None
-    """A field of the tasks, such as their kind: values of it whose groups still differ in reward are drawn
+    """A field of the tasks, such as their kind: values of it that fall short of the best reward are drawn
     more often (`trainer/curriculum.py`)."""
 
     @property

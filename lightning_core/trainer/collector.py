@@ -113,13 +113,13 @@ class Collector:
             return tasks_of_step(self.tasks, step, count, seed)
         before = {each: await self._groups_of(each, field) for each in range(phase.first, step)}
         for late in range(max(phase.first, step - phase.algorithm.staleness), step):
-            before[late] = [(value, None) for value, _ in before[late]]
+            before[late] = [(value, ()) for value, _ in before[late]]
         return draw_curriculum(self.tasks, field, before, step, count, seed)
 
     async def _groups_of(self, step: int, field: str) -> Groups:
         """The groups of a step that has begun; this process may not have seen its end."""
         if step not in self._ended and step in self._drawn:
-            return [(value_of(task, field), None) for task in self._drawn[step]]
+            return [(value_of(task, field), ()) for task in self._drawn[step]]
         if step not in self._ended:
             found = await self.session.store.find_rollouts(self.run_id, step=step, split="train")
             self._ended[step] = read_groups(last_planned(found), field)

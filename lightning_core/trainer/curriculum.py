@@ -1,12 +1,13 @@
-"""Draws the tasks of a step by where groups still tell their rollouts apart.
+"""Draws the tasks of a step more often where rollouts still fall short of the best reward.
 
-Tasks are sorted by a field. Each value of it has a share of the groups of a step in proportion to
+Tasks are sorted by a field. Each of n values of it has a share of a step's groups: one half of the groups go
+to all values alike, the other half in proportion to
 
-    (told + 1) / (groups + 2)        over its last `RECENT` groups
+    (shortfall + 1) / (groups + 2)        over its last `RECENT` groups
 
-where a group told its rollouts apart if their rewards differed. So a kind of task that is always solved, or
-never, is asked less often, and never not at all. Other measures of the same idea: Foster et al., learnability
-p * (1 - p), arXiv 2408.15099.
+A group's shortfall is the mean over its rollouts of (best - reward) / (best - worst), with the best and the
+worst reward of the run so far. So a kind of task that is solved is asked less often, and one that is not
+solved yet more often, even if it never was: only by trying is a first success found.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from statistics import fmean
 from typing import Final
 
 from lightning_core.records.types import Rollout, Task
@@ -22,8 +25,8 @@ from lightning_core.trainer.plan import shuffled
 
 RECENT: Final = 6
 """Groups of a value."""
-Groups = Sequence[tuple[str, bool | None]]
-"""The groups of a step: the value of the task's field, and whether rewards differed; None: not known yet."""
+Groups = Sequence[tuple[str, Sequence[float]]]
+"""The groups of a step: the value of the task's field, and the rewards that are known."""
 
 
 def value_of(task: Task, field: str) -> str:
@@ -32,15 +35,13 @@ def value_of(task: Task, field: str) -> str:
 
 
 def read_groups(rollouts: Iterable[Rollout], field: str) -> Groups:
-    """Returns the value of each group, and whether its rewards differed; of dropped rollouts nothing."""
-    rewards: dict[str, set[float]] = {}
-    values: dict[str, str] = {}
+    """Returns the value and the rewards of each group; dropped rollouts have none."""
+    groups: dict[str, tuple[str, list[float]]] = {}
     for rollout in rollouts:
-        values[rollout.group_id] = value_of(rollout.task, field)
-        found = rewards.setdefault(rollout.group_id, set())
+        _, rewards = groups.setdefault(rollout.group_id, (value_of(rollout.task, field), []))
         if rollout.reward is not None:
-            found.add(rollout.reward)
-    return [(values[group], len(found) > 1) for group, found in sorted(rewards.items())]
+            rewards.append(rollout.reward)
+    return [groups[name] for name in sorted(groups)]
 
 
 def draw(
@@ -54,23 +55,32 @@ def draw(
     by_value: dict[str, list[Task]] = {}
     for task in tasks:
         by_value.setdefault(value_of(task, field), []).append(task)
-    recent = {value: deque[bool](maxlen=RECENT) for value in by_value}
-    drawn_before = dict.fromkeys(by_value, 0)
-    for value, differed in (group for each in sorted(before) for group in before[each]):
-        drawn_before[value] += 1
-        if differed is not None:
-            recent[value].append(differed)
-    shares = {value: (sum(each) + 1) / (len(each) + 2) for value, each in recent.items()}
+    groups = [group for each in sorted(before) for group in before[each]]
+    shares = _shares(by_value, groups)
     rng = random.Random(f"{seed}-{step}-curriculum")
     order = list(shares)
     rng.shuffle(order)
-    places = _spread(order, [shares[value] for value in order], count, rng.random())
     streams = {
-        value: shuffled(len(own), drawn_before[value], f"{seed}-{value}") for value, own in by_value.items()
+        value: shuffled(len(own), sum(each == value for each, _ in groups), f"{seed}-{value}")
+        for value, own in by_value.items()
     }
+    places = _spread(order, [shares[value] for value in order], count, rng.random())
     drawn = [by_value[value][next(streams[value])] for value in places]
     rng.shuffle(drawn)
     return drawn
+
+
+def _shares(values: Iterable[str], groups: Groups) -> dict[str, float]:
+    """The share of each value; they add up to 1."""
+    rewards = list(chain.from_iterable(own for _, own in groups))
+    best, worst = max(rewards, default=0.0), min(rewards, default=0.0)
+    recent = {value: deque[float](maxlen=RECENT) for value in values}
+    for value, own in groups:
+        if own and best > worst:
+            recent[value].append((best - fmean(own)) / (best - worst))
+    needs = {value: (sum(each) + 1) / (len(each) + 2) for value, each in recent.items()}
+    total = sum(needs.values())
+    return {value: 0.5 / len(needs) + 0.5 * need / total for value, need in needs.items()}
 
 
 def _spread(order: Sequence[str], shares: Sequence[float], count: int, start: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a training run has open: its settings, folder, store, backend, phases and prompts."""
+"""A training run's open parts: its settings, folder, store, backend, phases and prompts."""
 
 from __future__ import annotations
 

@@ -114,6 +114,14 @@ class Trainer(Settings):
             check_search(search, self.prompts, *tasks)
         if self.group_by is not None and not all(self.group_by in task.input for task in tasks[1]):
             raise ConfigError(f"group_by={self.group_by!r} is not a field of every validation task")
+        for field in (getattr(phase.algorithm, "curriculum", None) for phase in self.phases):
+            if field is not None and not all(field in task.input for task in tasks[0]):
+                raise ConfigError(f"curriculum={field!r} is not a field of every training task")
+            if field is not None and self.judge is not None:
+                raise ConfigError(
+                    f"curriculum={field!r} goes by the app's own rewards, and a judge gives others: leave "
+                    "one of the two out"
+                )
         return tasks
 
 

@@ -38,6 +38,13 @@ def graphics(monkeypatch):
         ("least_return", lambda: {"algorithm": lightning.SFT(group_size=1)}),
         ("dynamic_sampling=1", lambda: {"algorithm": lightning.PPO(dynamic_sampling=1)}),
         ("dynamic_sampling=1", lambda: {"algorithm": lightning.ReinforcePP(dynamic_sampling=1)}),
+        ("curriculum='kind' is not a field", lambda: {"algorithm": lightning.GRPO(curriculum="kind")}),
+        (
+            "curriculum='question' goes by the app's own rewards",
+            lambda: {"algorithm": lightning.GRPO(curriculum="question"), "judge": JUDGE},
+        ),
+        ("scale='mean'", lambda: {"algorithm": lightning.PPO(scale="mean")}),
+        ("scale='mean'", lambda: {"algorithm": lightning.ReinforcePP(scale="mean")}),
         ("replay=1", lambda: {"algorithm": lightning.PPO(replay=1)}),
         (
             "baseline='leave_one_out'",
