@@ -80,6 +80,29 @@ def instead(example: str, title: str) -> Study:
     )
 
 
+def learning(example: str, title: str, field: str | None, *, seeds: int, tasks: int) -> Study:
+    """Returns the study of algorithms on an app with a real model; `field` is that of its curriculum."""
+    shared = {"credit": "uniform"}
+    rows = [
+        Variant("GRPO", grpo(**shared), key="grpo"),
+        Variant("SFT on its own successes", lambda: {"algorithm": lightning.SFT()}, key="sft"),
+        Variant('GRPO, `scale="mean"`', grpo(**shared, scale="mean"), key="mean"),
+    ]
+    if field is not None:
+        both = {**shared, "scale": "mean", "curriculum": field}
+        rows.append(Variant(f'the same, `curriculum="{field}"`', grpo(**both), key="mean-curriculum"))
+    return Study(
+        f"{example}-learning",
+        title,
+        example,
+        tuple(rows),
+        seeds=seeds,
+        steps=None,
+        tasks=tasks,
+        backend=REAL,
+    )
+
+
 COMPARED = ("uniform", "per_agent", "turn", "anchor", "relevance")
 """The paper's method, the default before, the two best known of others, and the default. What needs a critic
 is PPO's, in the study of algorithms; the rest is compared where the truth is known (`research.credit`)."""
@@ -120,6 +143,9 @@ STUDIES = MappingProxyType(
             credits_of("sql", COMPARED, "Credit methods on the SQL agent"),
             credits_of("calc", ONE_AGENT, "Credit methods on the calculator agent"),
             credits_of("rag", ONE_AGENT, "Credit methods on the research agent"),
+            learning("words", "Word problems: which algorithm", "kind", seeds=5, tasks=60),
+            learning("support", "Customers' messages: which algorithm", "action", seeds=3, tasks=90),
+            learning("orders", "Orders: which algorithm", None, seeds=3, tasks=60),
             instead("words", "Word problems: what else one could do"),
             instead("support", "Customers' messages: what else one could do"),
             instead("orders", "Orders: what else one could do"),

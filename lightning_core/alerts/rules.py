@@ -155,8 +155,8 @@ class ZeroVariance:
         yield Finding(
             f"{equal:.0f} of {groups:.0f} groups of the last {self.window} steps had equal rewards (mean "
             f"{reward:.3g}), so no rollout was better than another; if that is the best there is, stop here, "
-            "else give tasks that are solved sometimes, a finer reward, a larger group_size, or "
-            "dynamic_sampling=1"
+            "else give tasks that are solved sometimes, a finer reward, a larger group_size, "
+            "dynamic_sampling=1, or a curriculum by a field of the tasks"
         )
 
 
