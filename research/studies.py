@@ -81,16 +81,29 @@ def instead(example: str, title: str) -> Study:
 
 
 def learning(example: str, title: str, field: str | None, *, seeds: int, tasks: int) -> Study:
-    """Returns the study of algorithms on an app with a real model; `field` is that of its curriculum."""
+    """Returns the study of algorithms on an app with a real model; `field` is that of its curriculum. "By the
+    mean" is `scale="mean"`."""
     shared = {"credit": "uniform"}
     rows = [
         Variant("GRPO", grpo(**shared), key="grpo"),
         Variant("SFT on its own successes", lambda: {"algorithm": lightning.SFT()}, key="sft"),
-        Variant('GRPO, `scale="mean"`', grpo(**shared, scale="mean"), key="mean"),
     ]
-    if field is not None:
-        both = {**shared, "scale": "mean", "curriculum": field}
-        rows.append(Variant(f'the same, `curriculum="{field}"`', grpo(**both), key="mean-curriculum"))
+    if field is None:
+        rows.append(Variant("GRPO by the mean", grpo(**shared, scale="mean"), key="mean"))
+    else:
+        rows += [
+            Variant("GRPO, curriculum", grpo(**shared, curriculum=field), key="grpo-curriculum"),
+            Variant(
+                "GRPO by the mean, curriculum",
+                grpo(**shared, scale="mean", curriculum=field),
+                key="mean-curriculum",
+            ),
+            Variant(
+                "SFT, curriculum",
+                lambda: {"algorithm": lightning.SFT(curriculum=field)},
+                key="sft-curriculum",
+            ),
+        ]
     return Study(
         f"{example}-learning",
         title,
