@@ -15,7 +15,7 @@ from lightning_core.stores.base import Store
 from research.design import Design, Variant
 from research.invalid_queries import invalid_queries
 from research.outcomes import Outcome
-from research.tables import study_table
+from research.tables import study_table, worst_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,15 @@ class Study(Design):
     def render(self, variants: Mapping[str, Mapping[str, Outcome]]) -> str:
         """The tables of what its runs came to, as Markdown."""
         return study_table(self, variants)
+
+
+@dataclass(frozen=True, slots=True)
+class Learning(Study):
+    """A study of what is learnt at last: its worst runs and kinds of tasks count too."""
+
+    def render(self, variants: Mapping[str, Mapping[str, Outcome]]) -> str:
+        """The study's table, then the worst runs."""
+        return f"{study_table(self, variants)}\n\n{worst_table(variants)}"
 
 
 def grpo(**options: Any) -> Callable[[], Mapping[str, Any]]:
@@ -104,7 +113,7 @@ def learning(example: str, title: str, field: str | None, *, seeds: int, tasks: 
                 key="sft-curriculum",
             ),
         ]
-    return Study(
+    return Learning(
         f"{example}-learning",
         title,
         example,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median, stdev
 from typing import Literal, Protocol
@@ -46,6 +47,26 @@ def study_table(study: Design, variants: Mapping[str, Runs]) -> str:
         cells.append("1" if named is base else ratio(study, runs, list(base.values()) if base else []))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", legend(study)])
+
+
+def worst_table(variants: Mapping[str, Runs]) -> str:
+    """The worst run of each variant, and what its runs have not learnt."""
+    lines = [
+        "| | worst run, sampled | worst run, greedy | kinds below one half, greedy, and in how many runs |",
+        "|---|---|---|---|",
+    ]
+    for name, runs in variants.items():
+        worst = [min(run.success(kind)[1] for run in runs.values()) for kind in ("sampled", "greedy")]
+        missed = Counter(
+            part
+            for run in runs.values()
+            if (after := run.summary.after) is not None
+            for part, success in after.detail["greedy"].by.items()
+            if success < 0.5
+        )
+        told = ", ".join(f"{part} {count}" for part, count in sorted(missed.items())) or "–"
+        lines.append(f"| {name} | {worst[0]:.3f} | {worst[1]:.3f} | {told} |")
+    return "\n".join(lines)
 
 
 def legend(study: Design) -> str:

@@ -18,7 +18,16 @@ from research.outcomes import Outcome, Published
 from research.plots import plot
 from research.rewriting import Rewriting
 from research.studies import STUDIES, Study
-from research.tables import MEANING, agent_table, interval, part_table, run_table, spread, study_table
+from research.tables import (
+    MEANING,
+    agent_table,
+    interval,
+    part_table,
+    run_table,
+    spread,
+    study_table,
+    worst_table,
+)
 from research.tinker.study import STUDIES as SERVICES
 from research.verl.study import STUDIES as BACKENDS
 
@@ -212,6 +221,14 @@ def test_a_study_is_not_compared_with_what_was_not_run() -> None:
     assert "| 1 of 1 | 704 | 22 | 40 s | – |" in study_table(
         some_study(), {"second": {"seed0": outcome(0.8, 7)}}
     )
+
+
+def test_the_worst_runs_are_shown_with_the_kinds_that_they_did_not_learn() -> None:
+    # success is .1 less when greedy, and its parts are as sampled: easy as the whole, hard one half of it
+    runs = {f"seed{i}": Outcome(summary=summary(0.1, after)) for i, after in enumerate((0.9, 0.4, 1.0))}
+    assert worst_table({"one": runs}).splitlines()[2] == "| one | 0.400 | 0.300 | easy 1, hard 2 |"
+    plain = {"seed0": Outcome(summary=summary(0.1, 0.4, by=False))}
+    assert worst_table({"two": plain}).splitlines()[2] == "| two | 0.400 | 0.300 | – |"
 
 
 def test_a_run_without_evaluations_is_refused_by_name() -> None:
