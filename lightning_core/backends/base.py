@@ -1,4 +1,7 @@
-"""The backend's contract: an engine that serves the policy and an optimizer that improves it."""
+"""The backend's contract: an engine that serves the policy and an optimizer that improves it.
+
+To write one, copy `backends/tinker/backend.py`, and register it in `builtins.py`.
+"""
 
 from __future__ import annotations
 

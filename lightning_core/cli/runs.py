@@ -32,7 +32,7 @@ from lightning_core.cli.rollouts import (
 from lightning_core.errors import LightningError
 from lightning_core.insight.failures import group_failures
 from lightning_core.insight.rewards import Change
-from lightning_core.insight.standing import BROKEN, ENDED, state_of
+from lightning_core.insight.status import BROKEN, ENDED, state_of
 from lightning_core.insight.verdict import say, verdict
 from lightning_core.plugins import load_plugins
 from lightning_core.records.types import Member, Status
@@ -188,7 +188,7 @@ class RunLine:
     name: str
     created_at: float
     status: str
-    """See `insight.standing`; "unreadable" if its store can't be read."""
+    """See `insight.status`; "unreadable" if its store can't be read."""
     steps: int = 0
     reward: str = "-"
     """Reward by `insight.rewards.change`."""

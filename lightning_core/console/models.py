@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lightning_core.console.asking import PageRequest
 from lightning_core.errors import ConfigError
-from lightning_core.insight.standing import is_served
+from lightning_core.insight.status import is_served
 from lightning_core.stores.base import get_run
 from lightning_core.stores.heartbeat import check_not_trained
 from lightning_core.stores.versions import (

@@ -30,7 +30,7 @@ from lightning_core.insight.bottleneck import (
 from lightning_core.insight.compare import History, advise, compare, compare_trials
 from lightning_core.insight.curves import Bucket, curves, width_of
 from lightning_core.insight.rewards import agent_changes, change, reward_curve, training_change
-from lightning_core.insight.standing import ENDED, is_served, state_of
+from lightning_core.insight.status import ENDED, is_served, state_of
 from lightning_core.insight.verdict import verdict
 from lightning_core.records.types import Member, Metrics, Rollout, RolloutCount, Run, Status
 from lightning_core.stores.base import Store, get_run

@@ -24,7 +24,7 @@ from lightning_core.console.shelf import TRIAL
 from lightning_core.errors import ConfigError
 from lightning_core.insight.compare import compare_trials
 from lightning_core.insight.failures import group_failures
-from lightning_core.insight.standing import state_of
+from lightning_core.insight.status import state_of
 from lightning_core.plugins import Plugins
 from lightning_core.prompts import read_declared
 from lightning_core.records.types import TRIED, Rollout, Run, Task

@@ -2,7 +2,8 @@
 
 It takes two steps, so that any credit method goes with any algorithm. A credit method says who is compared
 with whom, and over which return: a pure function from the trajectories of a group to `Comparison`s. The
-algorithm says how they are compared: the baseline that is taken off and the scale.
+algorithm says how they are compared: the baseline that is taken off and the scale. To write a method, copy
+`credit/anchor.py`, and register it in `builtins.py`.
 
     A(k) = weight * (G(k) - baseline) / scale          summed over the comparisons that credit transition k
 

@@ -1,4 +1,4 @@
-"""The collector: asks for the rollouts of a step, waits for them, and reads them back as its batch.
+"""The collector: draws a step's tasks, has their rollouts made, and reads them back as the step's batch.
 
 Demonstrations need no rollouts. With dynamic sampling, groups without a difference are replaced by groups of
 other tasks: Yu et al., DAPO, arXiv 2503.14476, section 3.2.

@@ -1,4 +1,4 @@
-"""Draws the tasks of a step more often where rollouts still fall short of the best reward.
+"""`curriculum=`: tasks are drawn more often where rollouts still fall short of the best reward.
 
 Tasks are sorted by a field. Each of n values of it has a share of a step's groups: one half of the groups go
 to all values alike, the other half in proportion to

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from lightning_core.backends.hosted import NONE
+from lightning_core.backends.no_weights import NONE
 from lightning_core.insight.failures import FailureReason, kind_of, reason_of
 from lightning_core.insight.rewards import WIDTH
 from lightning_core.insight.verdict import Verdict, say

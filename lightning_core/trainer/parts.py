@@ -12,7 +12,7 @@ from lightning_core.air.rulebook import Rulebook
 from lightning_core.algorithms.base import Algorithm, Phase, check_credit
 from lightning_core.algorithms.search import is_search
 from lightning_core.backends.base import Backend
-from lightning_core.backends.hosted import Hosted
+from lightning_core.backends.no_weights import NoWeights
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
@@ -92,7 +92,7 @@ def make_backend(settings: Settings, plugins: Plugins) -> Backend:
         if model is None:
             if "gateway" in settings.remote_roles:
                 raise ConfigError("a run without a model has no weights for a remote gateway: leave it out")
-            return cast(Backend, Hosted())  # it lacks what only training needs
+            return cast(Backend, NoWeights())  # it lacks what only training needs
         backend: Backend = plugins.part("backend", settings.backend)(model=model)
         backend.seed = settings.seed
         return backend

@@ -1,4 +1,4 @@
-"""Makes rollouts: plays this process's roles of gateway and runner, asks for rollouts and waits for them.
+"""Makes the rollouts of a plan: plays the roles of gateway and runner, or waits for those who do.
 
 The roles share nothing but the store and the gateway's URL: here, or each on a machine of its own. What
 other processes play is waited for here (`RemoteWaiter`).

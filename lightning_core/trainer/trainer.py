@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from lightning_core import telemetry
 from lightning_core.backends.preflight import RunPlan
 from lightning_core.errors import ConfigError, StoreError, TrainingStopped
-from lightning_core.insight.standing import ENDED
+from lightning_core.insight.status import ENDED
 from lightning_core.plugins import load_plugins
 from lightning_core.records.types import Run, Task
 from lightning_core.runner.packing import check_not_loading

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from lightning_core.insight.standing import ENDED
+from lightning_core.insight.status import ENDED
 from lightning_core.insight.trace import read_traces
 from lightning_core.records.types import Call, Rollout, Run
 from lightning_core.stores.sqlite import SqliteStore

@@ -10,7 +10,7 @@ import pytest
 
 import lightning_core as lightning
 from lightning_core.errors import ConfigError, TrainingError, UnknownAgentError
-from lightning_core.insight.standing import ENDED
+from lightning_core.insight.status import ENDED
 from lightning_core.records.types import Run
 from lightning_core.stores.base import get_run
 from lightning_core.stores.sqlite import SqliteStore

@@ -18,7 +18,7 @@ NONE: Final = "none"
 """The model's name in a run that trains no weights."""
 
 
-class Hosted:
+class NoWeights:
     """Serves nothing and trains nothing."""
 
     name = NONE
@@ -26,7 +26,7 @@ class Hosted:
     policy_version = 0
 
     @property
-    def upstream(self) -> Hosted:
+    def upstream(self) -> NoWeights:
         return self
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_core.insight.standing import is_served, state_of
+from lightning_core.insight.status import is_served, state_of
 from lightning_core.records.types import Member, Role, Run
 
 HERE = socket.gethostname()
