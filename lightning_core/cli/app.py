@@ -42,7 +42,12 @@ class Verb(typer.core.TyperCommand):
             found = alone
         for command in found.registered_commands:
             command.help = flow((command.callback and command.callback.__doc__) or "")
-        return typer.main.get_command(found)
+        made: Any = typer.main.get_command(found)
+        for each in (made, *getattr(made, "commands", {}).values()):
+            for option in each.params:
+                if getattr(option, "is_flag", False):
+                    option.metavar = ""  # typer writes <bool> behind it, and it takes no value
+        return made
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the loaded command; it, not this one, is what runs in it."""

@@ -242,6 +242,10 @@ def _figures(one: PolicyScore, first: PolicyScore, kind: str, bounds: tuple[floa
     return figures
 
 
+_NAME: Final = 24
+"""Characters of a policy's name that stand on one line, such as runs/20261129-110440."""
+
+
 def show_results(results: dict[str, Any]) -> None:
     """Print a line for each policy."""
     table = Table(
@@ -249,7 +253,8 @@ def show_results(results: dict[str, Any]) -> None:
         caption="in brackets: 95 % intervals; a difference is from the first policy, task by task",
     )
     several = len(results["policies"]) > 1
-    table.add_column("policy", overflow="fold")
+    longest = max(len(one["policy"]) for one in results["policies"])
+    table.add_column("policy", overflow="fold", min_width=min(longest, _NAME))
     for kind in EVALUATIONS:
         table.add_column(kind, justify="right")
         if several:

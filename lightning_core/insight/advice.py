@@ -60,7 +60,10 @@ def _short(text: str) -> str:
 def _tries(answered: Sequence[Call], tiny: bool) -> Iterator[str]:
     if tiny:
         yield TINY_KNOWS
-    yield "the app can't read the reply: hold it to a schema (response_format), or give the prompt examples"
+    yield (
+        "the app can't read the reply: hold it to a schema (response_format; docs/first-hour.md says what "
+        "frameworks call it), or give the prompt examples"
+    )
     if cut := sum(map(is_cut, answered)):
         yield f"{cut} of {len(answered)} replies were cut at max_tokens: raise it, if the schema needs more"
     yield "the reply is partly right: give a part of the reward for a part of the way"

@@ -25,6 +25,8 @@ _LIBRARIES = (
 )
 _LONG = 300
 """Characters of an error that stand in one line."""
+_SHORT = 80
+"""The same behind a hint, which says more."""
 
 
 class FailureReason(Record):
@@ -43,7 +45,8 @@ class FailureReason(Record):
     @property
     def text(self) -> str:
         """Error and place on one line; a very long error is cut."""
-        error = self.error if len(self.error) <= _LONG else f"{self.error[:_LONG]}…"
+        most = _LONG if self.hint is None else _SHORT
+        error = self.error if len(self.error) <= most else f"{self.error[:most]}…"
         place = "" if self.place is None else f" (at {self.place})"
         return f"{error}{place}" if self.hint is None else f"{self.hint}; the app ended with {error}{place}"
 
@@ -111,7 +114,10 @@ def _cut(call: Call) -> str:
     bound = "the end of the context" if limit is None else f"max_tokens={limit}"
     do = "shorten the prompt, or raise `context`" if limit is None else "raise max_tokens, or ask for less"
     said = str((call.choices[0].message or {}).get("content") or "").lstrip()
-    where = " in the middle of its JSON" if said.startswith(("{", "[", "```")) else ""
+    where = ""
+    if said.startswith(("{", "[", "```")):
+        where = " in the middle of its JSON"
+        do += "; if what it says has no end, bound it in the schema (maxLength, or {1,3} in a pattern)"
     return f"the reply of agent {call.agent!r} was cut at {bound}{where}: {do}"
 
 

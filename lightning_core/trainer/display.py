@@ -16,7 +16,7 @@ from rich.text import Text
 
 from lightning_core.backends.no_weights import NONE
 from lightning_core.insight.failures import FailureReason, kind_of, reason_of
-from lightning_core.insight.rewards import WIDTH
+from lightning_core.insight.rewards import WIDTH, end_width
 from lightning_core.insight.verdict import Verdict, say
 from lightning_core.records.types import Alert, Metrics, Rollout, Run, Status
 from lightning_core.texts.terminal import Terminal
@@ -313,16 +313,20 @@ def phase_line(phases: Sequence[PhaseSummary], steps: int) -> str:
 
 
 def time_line(summary: Summary) -> str:
-    """How long the steps took, and the evaluations."""
+    """How long the steps took, and the evaluations, with how much memory."""
     steps = f"{summary.steps} steps in {summary.train_seconds:.0f} s"
-    return steps + f", evaluations in {summary.evaluation_seconds:.0f} s" * bool(summary.held_out)
+    steps += f", evaluations in {summary.evaluation_seconds:.0f} s" * bool(summary.held_out)
+    return steps if summary.memory_gib is None else f"{steps}, {summary.memory_gib:.1f} GiB at most"
 
 
 def agent_table(summary: Summary) -> Table:
     """Who was trained, and what each agent did."""
+    width = end_width(summary.steps)
+    ends = "first step" if width == 1 else f"first {width} steps"
     table = Table(
         title=f"agents · {time_line(summary)}",
-        caption="reward: of the training rollouts in which the agent acted, first steps → last",
+        caption="reward: of the training rollouts in which the agent acted, "
+        f"{ends} → {ends.replace('first', 'last')}; credit: its share of all advantages",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import sys
 import time
 from collections.abc import Container, Mapping, Sequence
@@ -169,6 +170,7 @@ class Loop:
             "collect_seconds": batch.seconds,
             **spent(self.session.backend),
             **self._stopwatch.read(),
+            "memory_gib": peak_memory(),
         }
         metrics = Metrics(run_id=self.run_id, step=step, values=values)
         await self.session.store.put_metrics(metrics)
@@ -261,6 +263,12 @@ class Loop:
 def spent(backend: Backend) -> dict[str, float]:
     """Tokens that a backend's service was paid for so far, as metrics; empty where it has none."""
     return backend.spent if isinstance(backend, Paid) else {}
+
+
+def peak_memory() -> float:
+    """Returns the most memory that this process has held, in GiB."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (1 << 30 if sys.platform == "darwin" else 1 << 20)  # in bytes there, elsewhere in KiB
 
 
 class Stopwatch:

@@ -162,6 +162,7 @@ async def summarise(
         skipped_updates=int(totals["skipped_updates"]),
         staleness_mean=fmean(_each(metrics, "staleness_mean") or [0.0]),
         staleness_max=int(max(_each(metrics, "staleness_max"), default=0)),
+        memory_gib=max(_each(metrics, "memory_gib"), default=None),
         spent=dict(spent),
         agents=agent_summaries(metrics, evidence.agents),
         phases=find_phases(run),

@@ -212,6 +212,8 @@ class Summary(Record):
     """Updates by which the weights that sampled a transition were behind those it was used to update: mean of
     the steps' means."""
     staleness_max: int = 0
+    memory_gib: float | None = None
+    """The most memory that the trainer's process held. None in a summary of an older version."""
     spent: dict[str, float] = Field(default_factory=dict)
     """Tokens that a training service was paid for, evaluations included; empty without one."""
     agents: dict[str, AgentSummary]

@@ -39,7 +39,7 @@ def test_try_says_what_to_do_where_nothing_is_earned(call, tmp_path):
     status, said = call("try", script, "--tasks", 2)
     assert status == 0, said
     assert "None of 4 rollouts earned anything" in said
-    assert "hold it to a schema (response_format)" in said
+    assert "hold it to a schema (response_format;" in said
 
 
 def test_try_says_that_a_misspelt_agent_would_end_the_training(call, tmp_path):

@@ -56,9 +56,12 @@ def test_failures_after_a_reply_that_was_cut_are_one_kind_with_a_hint() -> None:
     assert reason.count == 2
     assert reason.text == (
         "the reply of agent 'writer' was cut at max_tokens=16 in the middle of its JSON: raise max_tokens, "
-        "or ask for less; the app ended with JSONDecodeError: Expecting value: "
+        "or ask for less; if what it says has no end, bound it in the schema (maxLength, or {1,3} in a "
+        "pattern); the app ended with JSONDecodeError: Expecting value: "
         "line 1 column 1 (at /home/me/app.py:11 in read)"
     )
+    long = reason.model_copy(update={"error": "x" * 500, "place": None})
+    assert long.text.endswith("; the app ended with " + "x" * 80 + "…")
     whole = with_hint(errors[0], [cut(0), call(0, 1)])
     assert whole == errors[0], "its last reply was whole"
     assert reason_of(rollout(0, None, status=Status.FAILED, error=whole)).hint is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from pathlib import Path
 
 import openai
@@ -69,6 +70,8 @@ def test_a_step_says_what_its_backend_and_its_parts_took(tmp_path: Path) -> None
         parts = (step.values[f"{part}_seconds"] for part in ("collect", "backend", "publish"))
         assert sum(parts) <= step.values["step_seconds"]
         assert step.values["process_seconds"] > 0
+    [most] = re.findall(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert 0.1 < steps[0].values["memory_gib"] <= steps[1].values["memory_gib"] <= int(most) / (1 << 20)
 
 
 def test_a_backend_that_does_not_count_its_work_is_not_said_to_be_idle(tmp_path: Path) -> None:
