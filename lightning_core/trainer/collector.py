@@ -60,8 +60,6 @@ class Collector:
         plan = partial(self._plan, step, phase)
         rollouts = await self.finish(plan, f"step {step + 1}", again=step not in self._begun)
         batch = await self._read(rollouts, began)
-        if (field := phase.algorithm.curriculum) is not None:
-            self._ended[step] = read_groups(rollouts, field)
         where = f"step {step + 1}; fix the cause and resume"
         await check_any_reward(self.session.store, batch.rollouts, where)
         return await self._sample_more(step, phase, batch)
@@ -106,23 +104,26 @@ class Collector:
         return self._groups(step, phase, self._drawn[step], 0, retry)
 
     async def _draw(self, step: int, phase: ResolvedPhase) -> list[Task]:
-        """The tasks of a step. A curriculum looks at the steps that had ended when its rollouts were first
-        asked for, so that a resumed run draws the same."""
+        """The tasks of a step. A curriculum knows the rewards of the steps that had ended when this one's
+        rollouts could first be asked for, so a resumed run draws the same."""
         count, seed, field = phase.algorithm.tasks_per_step, self.settings.seed, phase.algorithm.curriculum
         if field is None:
             return tasks_of_step(self.tasks, step, count, seed)
-        before = {each: await self._groups_of(each, field) for each in range(phase.first, step)}
-        for late in range(max(phase.first, step - phase.algorithm.staleness), step):
-            before[late] = [(value, ()) for value, _ in before[late]]
+        before: dict[int, Groups] = {}
+        for each in range(phase.first, step):
+            ended = each < step - phase.algorithm.staleness
+            if ended or each not in self._drawn:
+                groups = await self._groups_of(each, field, count)
+            else:
+                groups = [(value_of(task, field), ()) for task in self._drawn[each]]
+            before[each] = groups if ended else [(value, ()) for value, _ in groups]
         return draw_curriculum(self.tasks, field, before, step, count, seed)
 
-    async def _groups_of(self, step: int, field: str) -> Groups:
-        """The groups of a step that has begun; this process may not have seen its end."""
-        if step not in self._ended and step in self._drawn:
-            return [(value_of(task, field), ()) for task in self._drawn[step]]
+    async def _groups_of(self, step: int, field: str, count: int) -> Groups:
+        """The groups of a step that has ended."""
         if step not in self._ended:
             found = await self.session.store.find_rollouts(self.run_id, step=step, split="train")
-            self._ended[step] = read_groups(last_planned(found), field)
+            self._ended[step] = read_groups(last_planned(found), field, count)
         return self._ended[step]
 
     def _groups(

@@ -34,14 +34,18 @@ def value_of(task: Task, field: str) -> str:
     return json.dumps(task.input.get(field), sort_keys=True)
 
 
-def read_groups(rollouts: Iterable[Rollout], field: str) -> Groups:
-    """Returns the value and the rewards of each group; dropped rollouts have none."""
-    groups: dict[str, tuple[str, list[float]]] = {}
+def read_groups(rollouts: Iterable[Rollout], field: str, count: int) -> Groups:
+    """Returns the value and the rewards of the first `count` groups of a step; dropped rollouts have none.
+
+    The groups after them were added by dynamic sampling, and say nothing about what was drawn.
+    """
+    groups: dict[int, tuple[str, list[float]]] = {}
     for rollout in rollouts:
-        _, rewards = groups.setdefault(rollout.group_id, (value_of(rollout.task, field), []))
+        place = int(str(rollout.place).partition("-")[0])
+        _, rewards = groups.setdefault(place, (value_of(rollout.task, field), []))
         if rollout.reward is not None:
             rewards.append(rollout.reward)
-    return [groups[name] for name in sorted(groups)]
+    return [groups[place] for place in sorted(groups) if place < count]
 
 
 def draw(

@@ -44,13 +44,14 @@ class Plain:
 
 @dataclass(frozen=True)
 class Everything(Plain):
-    """Staleness, replay, dynamic sampling, checkpoints that lie behind, and phases, all at once."""
+    """Staleness, replay, dynamic sampling, a curriculum, late checkpoints and phases, all at once."""
 
     checkpoint_every = 3
     staleness = replay = 1
 
     def algorithm(self) -> Any:
         ahead: Any = {**SMALL, "staleness": self.staleness, "replay": self.replay, "dynamic_sampling": 1}
+        ahead |= {"curriculum": "question"}  # each of the seven tasks is a value
         turns = lightning.GRPO(**ahead), lightning.GRPO(**ahead, kl=0.01)
         return [lightning.Phase(turns[n % 2], PHASE) for n in range(PHASES)]
 
