@@ -15,7 +15,7 @@ help:
 	@echo "make demo-tiny train the SQL agent with a model made for it (1.5 M parameters), in a minute or two"
 	@echo "make demo-verl the same with verl and vLLM, on this machine's processor"
 	@echo "make demo-tinker the same with LoRA by a server of Tinker's API, on this machine's processor"
-	@echo "make test      run the tests for every change: one environment, ten minutes on two cores"
+	@echo "make test      run the tests for every change: one environment, a quarter of an hour on two cores"
 	@echo "make test-all  run all tests: newest SDKs, verl and vLLM, peers, proof, faults (four environments)"
 	@echo "make test-verl run those of them that start verl's workers and vLLM's servers"
 	@echo "make test-tinker train through a real server of Tinker's API, on this machine's processor"
