@@ -31,8 +31,8 @@ def main() -> None:
     trainer = lightning.Trainer(
         model="smollm2",
         agents=["write_arithmetic"],
-        # a rollout has one call, which has all the credit
-        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, credit="uniform"),
+        # a rare success weighs more, and kinds that are not solved yet are drawn more often
+        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, scale="mean", curriculum="kind"),
         temperature=0.6,  # at 1, the default, so small a model is rarely right
         steps=24,
         group_by="kind",
