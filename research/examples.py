@@ -55,7 +55,7 @@ EXAMPLES = MappingProxyType(
                 "words",
                 "A real model: word problems, with LangGraph",
                 "words",
-                AS_IT_IS,
+                (Variant("as it is", key="grpo-curriculum"),),  # of the study words-learning too
                 seeds=5,
                 tasks=60,
                 backend=REAL,

@@ -31,8 +31,8 @@ def main() -> None:
     trainer = lightning.Trainer(
         model="smollm2",
         agents=["write_arithmetic"],
-        # a rare success weighs more, and kinds that are not solved yet are drawn more often
-        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, scale="mean", curriculum="kind"),
+        # kinds of problems that are not solved yet are drawn more often
+        algorithm=lightning.GRPO(group_size=8, tasks_per_step=8, curriculum="kind"),
         temperature=0.6,  # at 1, the default, so small a model is rarely right
         steps=24,
         group_by="kind",
