@@ -98,6 +98,7 @@ def test_the_figures_of_the_real_model_are_those_of_its_records(name: str) -> No
             in readme
         )
         assert f"(sampled, {NUMBERS[len(runs)]} seeds; ± {spreads[0]} and ± {spreads[1]})" in readme
+        assert f"worst seed reached {min(after):.0%}".replace("%", " %") in readme
 
 
 def summary(before: float, after: float, seconds: float = 1, by: bool = True) -> Summary:
