@@ -40,6 +40,8 @@ PAPERS: dict[str, Formula] = {
     "GSPO": lambda r, n: (r - MEAN) / DEVIATION / 8 / n,
     # CISPO, eq. 4: the mean over all tokens
     "CISPO": lambda r, n: (r - MEAN) / DEVIATION / TOKENS,
+    # MaxRL: the scores of whole replies, divided by the mean reward; the token mean has the same direction
+    "MaxRL": lambda r, n: (r - MEAN) / MEAN / TOKENS,
 }
 
 
