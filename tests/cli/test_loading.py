@@ -14,6 +14,7 @@ from lightning_core import __version__
 from lightning_core.cli.app import VERBS, Verb
 from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.sqlite import SqliteStore
+from tests.build import agentlightning
 
 TRAINING = ("torch", "transformers", "ray", "openai", "matplotlib", "tensorboard", "wandb", "mlflow", "vllm")
 SERVING = ("starlette", "uvicorn", "fastapi", "httpx", "aiohttp", "jinja2", "lightning_core.console.server")
@@ -75,3 +76,12 @@ def test_a_verb_imports_nothing_that_it_does_not_need(
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: str(verb.name))
 def test_the_list_says_what_the_verb_s_own_help_begins_with(verb: Verb) -> None:
     assert verb.help == verb.load().help.partition("\n\n")[0]
+
+
+def test_a_flag_is_not_shown_as_if_it_took_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentlightning("train", "--help") == 0
+    shown = [
+        line for line in capsys.readouterr().out.splitlines() if "--resume " in line or "--dry-run " in line
+    ]
+    assert len([line for line in shown if line.startswith("│")]) == 2
+    assert "<bool>" not in "".join(shown)
