@@ -21,7 +21,7 @@ help:
 	@echo "make test-tinker train through a real server of Tinker's API, on this machine's processor"
 	@echo "make test-sky  check the files for SkyPilot with its own parser"
 	@echo "make harnesses install Codex, Claude Code, opencode, Qwen Code, mini-swe-agent and aider for their tests (2.5 GB)"
-	@echo "make peers     compare losses and advantages with verl's and TRL's own"
+	@echo "make peers     compare losses and advantages with verl's and TRL's own, and try bitsandbytes"
 	@echo "make check     ruff, mypy --strict, the layer contract, and no marker of an unfinished merge"
 	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
 	@echo "make house     measure the sources: lines, imports, circles, settings"

@@ -25,6 +25,8 @@ class Variant:
     """A training script other than the example's."""
     arguments: tuple[str, ...] = ()
     """Further ones of the script."""
+    backend: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the backend, beside the study's."""
     beside: Callable[[Path], AbstractContextManager[Any]] = nullcontext
     """Work beside each run, in its process, given its folder."""
 

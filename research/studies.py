@@ -125,6 +125,25 @@ def learning(example: str, title: str, field: str | None, *, seeds: int, tasks: 
     )
 
 
+def memory(example: str, title: str) -> Study:
+    """Returns the study of what saves memory, and what that costs in learning."""
+    rows: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+        "adamw-8bit": ("all weights, AdamW in 8 bits", {"optimizer": "adamw_8bit"}),
+        "lora": ("LoRA", {"lora": lightning.LoraOptions()}),
+        "lora-4bit": ("LoRA on weights in 4 bits", {"lora": lightning.LoraOptions(load_in_4bit=True)}),
+    }
+    return Learning(
+        f"{example}-memory",
+        title,
+        example,
+        tuple(Variant(name, key=key, backend=settings) for key, (name, settings) in rows.items()),
+        seeds=3,
+        steps=None,
+        tasks=60,
+        backend=REAL,
+    )
+
+
 COMPARED = ("uniform", "per_agent", "turn", "anchor", "relevance")
 """The paper's method, the default before, the two best known of others, and the default. What needs a critic
 is PPO's, in the study of algorithms; the rest is compared where the truth is known (`research.credit`)."""
@@ -168,6 +187,7 @@ STUDIES = MappingProxyType(
             learning("words", "Word problems: which algorithm", "kind", seeds=5, tasks=60),
             learning("support", "Customers' messages: which algorithm", "action", seeds=3, tasks=90),
             learning("orders", "Orders: which algorithm", None, seeds=3, tasks=60),
+            memory("words", "Word problems: weights and moments in fewer bits"),
             instead("words", "Word problems: what else one could do"),
             instead("support", "Customers' messages: what else one could do"),
             instead("orders", "Orders: what else one could do"),

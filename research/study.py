@@ -99,7 +99,9 @@ def train(study: Study, variant: Variant, seed: int) -> None:
     script = Path(variant.script or f"examples/{study.example}/train.py")
     settings |= {"resume": (folder / "run.json").exists(), **variant.settings()}
     with variant.beside(folder):
-        train_script(script, [*held_out, *variant.arguments], Launch(settings, study.backend))
+        train_script(
+            script, [*held_out, *variant.arguments], Launch(settings, {**study.backend, **variant.backend})
+        )
 
 
 def read(study: Study, variants: Sequence[Variant], seeds: int) -> dict[str, dict[str, Outcome]]:

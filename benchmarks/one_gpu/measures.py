@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from transformers import PreTrainedModel
@@ -24,6 +25,7 @@ from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.local.versions import GPU_PREFILL, PREFIX_TOKENS
 from lightning_core.backends.settings import LoraOptions, TrainingSettings
+from lightning_core.backends.weights.fourbit import pack
 from lightning_core.backends.weights.model import Model, parameter_count
 from lightning_core.backends.weights.sources import find_source
 from lightning_core.records.types import Trajectory, Transition
@@ -158,13 +160,21 @@ def timed_once(work: Callable[[], object], where: Where) -> float:
     return time.perf_counter() - started
 
 
+def trained() -> dict[str, LoraOptions | None]:
+    """The kinds of training here, by name; weights in 4 bits need bitsandbytes."""
+    kinds: dict[str, LoraOptions | None] = {"all weights": None, "LoRA": LoraOptions()}
+    if find_spec("bitsandbytes"):
+        kinds["LoRA on 4 bits"] = LoraOptions(load_in_4bit=True)
+    return kinds
+
+
 # updates --------------------------------------------------------------------------------------
 def update(where: Where, rows: Rows) -> None:
-    """Tokens a second of an update, all weights and LoRA, as a share of what a product reaches."""
+    """Tokens a second of an update, as a share of what a product reaches."""
     rows.title("Updates: 32 sequences of 1,024 tokens, 256 of them sampled")
     peak = product_rate(where)
     for name in where.models:
-        for kind, lora in (("all weights", None), ("LoRA", LoraOptions())):
+        for kind, lora in trained().items():
             with rows.row(model=name, trained=kind) as row:
                 optimizer, policy = make_optimizer(name, where, lora)
                 count, length = (2, 128) if where.quick else (32, 1_024)
@@ -185,7 +195,10 @@ def update(where: Where, rows: Rows) -> None:
 
 
 def make_optimizer(name: str, where: Where, lora: LoraOptions | None) -> tuple[Optimizer, Policy]:
-    policy = Policy(open_model(name, where, context=1 << 17), lora)
+    model = open_model(name, where, context=1 << 17)
+    if lora is not None and lora.load_in_4bit:
+        pack(model.network)
+    policy = Policy(model, lora)
     source = find_source(SHIPPED)[0]
     bfloat16 = where.device.type == "cuda"
     return Optimizer(policy, TrainingSettings(), source=source, bfloat16=bfloat16), policy
@@ -231,7 +244,7 @@ def longest(where: Where, rows: Rows) -> None:
     """The longest sequence that an update takes, doubled until memory ends."""
     rows.title("Longest context that trains")
     for name in (SHIPPED,) if where.quick else ("0.6B", "1.7B"):
-        for kind, lora in (("all weights", None), ("LoRA", LoraOptions())):
+        for kind, lora in trained().items():
             length = 256 if where.quick else 1 << 14
             while length <= (512 if where.quick else 1 << 17):
                 with rows.row(model=name, trained=kind, tokens=length) as row:

@@ -30,14 +30,20 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3-4B": {**LARGE, "hidden_size": 2_560, "intermediate_size": 9_728},
     "Qwen3-8B": {**LARGE, "hidden_size": 4_096, "intermediate_size": 12_288, "tie_word_embeddings": False},
 }
+TRAINED: Mapping[str, Mapping[str, Any]] = {
+    "all weights": {},
+    "all weights, moments in 8 bits": {"optimizer": "adamw_8bit"},
+    "LoRA": {"lora": LoraOptions()},
+    "LoRA on 4 bits": {"lora": LoraOptions(load_in_4bit=True)},
+}
 LENGTHS = (32_768, 16_384, 8_192, 4_096, 2_048)
 
 
-def longest_context(folder: Path, lora: LoraOptions | None, gigabytes: int) -> int | None:
+def longest_context(folder: Path, options: Mapping[str, Any], gigabytes: int) -> int | None:
     """The longest of a few lengths whose update fits, beside an engine of 64 replies; None if none does."""
     card = Card(torch.device("cuda"), int(gigabytes * SHARE * (1 << 30)))
     for context in LENGTHS:
-        settings = LocalSettings(folder, lora=lora, context=context, pack_tokens=context)
+        settings = LocalSettings(folder, **options, context=context, pack_tokens=context)
         if not estimate(settings, measure(folder, context), [GRPO()], card).missing:
             return context
     return None
@@ -53,8 +59,8 @@ def lines() -> Iterator[str]:
             folder.mkdir()
             config = {"max_position_embeddings": CONTEXT, "tie_word_embeddings": True, **shape}
             (folder / "config.json").write_text(json.dumps(config))
-            for kind, lora in (("all weights", None), ("LoRA", LoraOptions())):
-                found = [longest_context(folder, lora, size) for size in CARDS]
+            for kind, options in TRAINED.items():
+                found = [longest_context(folder, options, size) for size in CARDS]
                 cells = " | ".join("–" if each is None else f"{each:,}" for each in found)
                 yield f"| {model} | {kind} | {cells} |"
 

@@ -153,16 +153,18 @@ def training_memory(
     ranks: int = 1,
     checkpoints: bool = False,
     shards: bool = False,
+    moments: float = 8,
 ) -> TrainingMemory:
-    """Returns the memory of each rank, for passes of `tokens` tokens with numbers of `number` bytes."""
+    """Returns the memory of each rank, for passes of `tokens` tokens with numbers of `number` bytes; Adam's
+    two moments of a weight take `moments`."""
     trained, outside = size.trained(lora), max(0, size.parameters - size.layers * size.layer)
     layer = size.layer_bytes(tokens, number)
     inputs = tokens * number * size.hidden * size.layers
     gathered = 2 * number * (size.layer + outside) + 4 * max(size.layer, outside)
     return TrainingMemory(
-        weights=share(4 * size.parameters, ranks),
+        weights=share(size.weight_bytes(lora), ranks),
         gradients=share(4 * trained, ranks),
-        optimizer=share(8 * trained, ranks),
+        optimizer=share(int(moments * trained), ranks),
         gathered=gathered if shards else 0,
         activations=inputs + layer if checkpoints else size.layers * layer,
         layer=layer,

@@ -28,9 +28,13 @@ class LoraOptions:
     """The adapters' product is scaled by alpha / rank."""
     targets: tuple[str, ...] | str = "all-linear"
     """Names of the linear layers that get one; by default all but the output layer."""
+    load_in_4bit: bool = False
+    """Hold the frozen linear layers, all but the output layer, in 4 bits while training (QLoRA, arXiv
+    2305.14314). The policy is then the model as rounded, in every copy of it. Local backend only."""
 
     def __post_init__(self) -> None:
         check_range("rank", self.rank, of="LoraOptions", least=1, whole=True)
+        check_kind("load_in_4bit", self.load_in_4bit, (bool,), "True or False")
         check_range("alpha", self.alpha, of="LoraOptions", above=0, most=1e6)
 
 

@@ -168,6 +168,11 @@ def test_settings_that_do_not_go_together() -> None:
     VerlBackend("tiny", gpus=1, sleep=False).check(GRPO(staleness=1))
 
 
+def test_weights_in_4_bits_are_for_the_local_backend() -> None:
+    with pytest.raises(UnsupportedError, match=r"load_in_4bit=True.* is for the local backend: verl holds"):
+        VerlBackend("tiny", lora=LoraOptions(load_in_4bit=True))
+
+
 def test_what_is_not_passed_on_to_megatron() -> None:
     with pytest.raises(
         UnsupportedError, match=r"lora=\.\.\. with strategy='megatron' .*'fsdp2', or leave lora"

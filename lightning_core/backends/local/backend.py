@@ -173,7 +173,7 @@ class LocalBackend(LocalSettings):
 
     def _build(self) -> BackendParts:
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
-        model = load_model(str(self.model), context=self.context, device=self.device)
+        model = load_model(str(self.model), context=self.context, device=self.device, in_4bit=self.in_4bit)
         first = None if self._first is None else self._first._started
         if first is not None and self.lora is not None:
             share_weights(model.network, first.policy.base)
@@ -184,7 +184,7 @@ class LocalBackend(LocalSettings):
         serving = self._make_serving(model, speed, check)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)  # LoRA's start is random
-            policy = Policy(model, self.lora)
+            policy = Policy(model, self.lora, moments=self.moment_bytes)
         bfloat16 = speed[1] == torch.bfloat16
         with check.refusing("trained"):
             threads = first.threads if first else tune_training(policy, bfloat16=bfloat16)
@@ -195,6 +195,7 @@ class LocalBackend(LocalSettings):
             source=self._source,
             bfloat16=bfloat16,
             grammars=serving.upstream.grammars,
+            adamw=self.optimizer,
         )
         check.check_training(optimizer.logprobs, speed[1])
         return BackendParts(
@@ -202,7 +203,7 @@ class LocalBackend(LocalSettings):
             speed=speed,
             serving=serving,
             optimizer=optimizer,
-            critic=LocalCritic(policy, self, bfloat16=bfloat16),
+            critic=LocalCritic(policy, self, bfloat16=bfloat16, adamw=self.optimizer),
             checkpoints=Checkpoints(policy),
             threads=threads,
         )
@@ -286,6 +287,7 @@ class LocalBackend(LocalSettings):
             "optimizer_steps": parts.optimizer.descent.steps,
             "context": parts.policy.model.context,
             "critic_steps": parts.critic.steps,
+            "load_in_4bit": self.in_4bit,
         }
         await self._work(lambda: parts.checkpoints.save(Path(folder), parts.tensors(), state))
 

@@ -66,6 +66,9 @@ class Checkpoints:
         recover(folder)
         try:
             state = read_state(folder)
+            packed, asked = state.get("load_in_4bit", False), self._policy.in_4bit
+            if packed is not asked:
+                raise ValueError(f"its lora option load_in_4bit is {packed!r}, that of this run is {asked!r}")
             names = [MOMENTS] * state.get("moments", True) + [CRITIC] * (
                 state.get("critic_steps") is not None
             )

@@ -68,15 +68,18 @@ class ValueNetwork(torch.nn.Module):
 class LocalCritic:
     """Values and their fitting. The network is made when it is first needed; most algorithms need none."""
 
-    def __init__(self, policy: Policy, options: TrainingSettings, *, bfloat16: bool = False) -> None:
-        self._policy, self._options, self._bfloat16 = policy, options, bfloat16
+    def __init__(
+        self, policy: Policy, options: TrainingSettings, *, bfloat16: bool = False, adamw: str = "adamw"
+    ) -> None:
+        self._policy, self._options, self._bfloat16, self._adamw = policy, options, bfloat16, adamw
         self._made: tuple[ValueNetwork, Descent] | None = None
 
     def _parts(self) -> tuple[ValueNetwork, Descent]:
         if self._made is None:
             network = ValueNetwork(self._policy, bfloat16=self._bfloat16)
             self._policy.copies += COPIES
-            self._made = network, Descent(list(network.trained().values()), self._options, scheduled=False)
+            trained = list(network.trained().values())
+            self._made = network, Descent(trained, self._options, scheduled=False, adamw=self._adamw)
         return self._made
 
     @torch.no_grad()

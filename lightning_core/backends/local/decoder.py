@@ -25,6 +25,7 @@ from lightning_core.backends.local.model import FAMILIES
 from lightning_core.backends.local.packed import PackedMemory, packed_memory
 from lightning_core.backends.local.packing import TreePlan, make_plan
 from lightning_core.backends.local.states import StateMemory
+from lightning_core.backends.weights.fourbit import plain_weights, unpack
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone."""
@@ -84,6 +85,7 @@ class StateDecoder:
 
 def _serving_copy(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     copied = copy.deepcopy(network).requires_grad_(False).eval()
+    unpack(copied)
     for weight in copied.parameters():  # buffers stay: rotary frequencies lose far places else
         weight.data = weight.data.to(dtype)
     return copied
@@ -127,7 +129,7 @@ class LlamaDecoder:
         half = self._size // 2
         self._cos = cos[0].to(dtype)[:, None]  # (context, 1, D)
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).to(dtype)[:, None]
-        weights = network.state_dict()
+        weights = plain_weights(network)
         output = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
         self._head = torch.empty(output.shape[::-1], dtype=dtype, device=device)
         self._blocks = [self._layer(weights, f"model.layers.{i}.") for i in range(self._layers)]

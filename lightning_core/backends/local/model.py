@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from lightning_core.backends.local.attention import survey, use_plans
 from lightning_core.backends.preflight import machine_memory
+from lightning_core.backends.weights.fourbit import pack
 from lightning_core.backends.weights.model import Model, read_model
 from lightning_core.backends.weights.sizes import keeps_state
 
@@ -34,12 +35,18 @@ def memory_bytes(device: torch.device) -> int:
     return machine_memory() or 4 << 30
 
 
-def load_model(model: str | Path, *, context: int | None = None, device: str = "auto") -> Model:
+def load_model(
+    model: str | Path, *, context: int | None = None, device: str = "auto", in_4bit: bool = False
+) -> Model:
     """Load a folder (or a hub name that transformers resolves; "tiny" is the shipped model), ready to run.
+    `in_4bit`: its linear layers are held so before they come to the device.
 
-    Raises ModelError naming the folder if weights, configuration, tokenizer or chat template are missing.
+    Raises ModelError naming the folder if weights, configuration, tokenizer or chat template are missing,
+    ConfigError for a network that can't be held in 4 bits.
     """
     found = read_model(model, context=context)
+    if in_4bit:
+        pack(found.network)
     make_ready(found.network, pick_device(device))
     return found
 

@@ -30,6 +30,7 @@ from lightning_core.backends.local.policy import Policy
 from lightning_core.backends.local.teaching import add_teachers
 from lightning_core.backends.serving.constraints import Grammars
 from lightning_core.backends.settings import BETAS, TrainingSettings
+from lightning_core.backends.weights.fourbit import library
 from lightning_core.errors import BackendError, TrainingError
 from lightning_core.experience.trajectories import Pack, make_packs, report_merge, trained_transitions
 from lightning_core.records.types import Key, Trajectory
@@ -52,9 +53,15 @@ class Descent:
     """Steps down the gradient that stands in the parameters' `grad`."""
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], options: TrainingSettings, *, scheduled: bool = True
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        options: TrainingSettings,
+        *,
+        scheduled: bool = True,
+        adamw: str = "adamw",
     ) -> None:
-        """`scheduled`: whether the settings' schedule is meant; else there is the warm-up alone."""
+        """`scheduled`: whether the settings' schedule is meant; else there is the warm-up alone. `adamw`: as
+        `LocalSettings.optimizer`."""
         self.parameters = list(parameters)
         self._options = (
             options
@@ -64,7 +71,7 @@ class Descent:
                 max_grad_norm=options.max_grad_norm,
             )
         )
-        self._adamw = torch.optim.AdamW(self.parameters, betas=BETAS, weight_decay=0.0, fused=True)
+        self._adamw = _make_adamw(self.parameters, adamw)
         self.steps = 0
         """Steps so far."""
 
@@ -103,16 +110,22 @@ class Descent:
 
     def moments(self) -> dict[str, torch.Tensor]:
         """AdamW's state, flat: with weights and `steps` it is all that an exact continuation needs."""
-        states = self._adamw.state_dict()["state"]
-        return {f"{i}.{name}": value for i, state in states.items() for name, value in state.items()}
+        return {  # bitsandbytes has one table of codes, and a file takes no tensor under two names
+            f"{index}.{name}": value.clone() if name.startswith("qmap") else torch.as_tensor(value)
+            for index, parameter in enumerate(self.parameters)
+            for name, value in self._adamw.state.get(parameter, {}).items()
+        }
 
     def load(self, moments: dict[str, torch.Tensor], steps: int) -> None:
         """Go on from `moments()` and `steps`."""
-        states: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+        self._adamw.state.clear()
         for key, value in moments.items():
             index, _, name = key.partition(".")
-            states[int(index)][name] = value.clone()
-        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": dict(states)})
+            parameter = self.parameters[int(index)]
+            # bitsandbytes counts its steps in a plain number
+            counted = name == "step" and not value.is_floating_point()
+            kept = int(value) if counted else value.to(parameter.device, copy=True)
+            self._adamw.state[parameter][name] = kept
         self.steps = steps
 
     def snapshot(self) -> Snapshot:
@@ -128,6 +141,14 @@ class Descent:
             parameter.copy_(weight)
         self.zero()
         self.load(before.moments, before.steps)
+
+
+def _make_adamw(parameters: list[torch.nn.Parameter], adamw: str) -> torch.optim.Optimizer:
+    """Raises ConfigError where bitsandbytes is needed and not installed."""
+    if adamw == "adamw":
+        return torch.optim.AdamW(parameters, betas=BETAS, weight_decay=0.0, fused=True)
+    made: torch.optim.Optimizer = library().optim.AdamW8bit(parameters, betas=BETAS, weight_decay=0.0)
+    return made
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:
@@ -175,6 +196,7 @@ class Optimizer:
         source: str,
         bfloat16: bool = False,
         grammars: Grammars | None = None,
+        adamw: str = "adamw",
     ) -> None:
         """`source` is the model folder, from which the reference weights are read if an algorithm asks;
         `grammars` are the model's own, made here if they are not given."""
@@ -182,7 +204,7 @@ class Optimizer:
         chat = policy.model.chat
         self._grammars = grammars or Grammars(chat.tokenizer, chat.vocabulary)
         self.learning_rate = options.learning_rate or policy.default_learning_rate()
-        self.descent = Descent(policy.parameters, options)
+        self.descent = Descent(policy.parameters, options, adamw=adamw)
         self._reference: torch.nn.Module | None = None
         self._referred = False
         """Whether the reference is another than the start."""

@@ -24,6 +24,7 @@ from lightning_core.backends.local.packing import (
     recompute_layers,
 )
 from lightning_core.backends.settings import LoraOptions, default_critic_rate, default_learning_rate
+from lightning_core.backends.weights.fourbit import plain_weights
 from lightning_core.backends.weights.model import Model, parameter_count, tied_names
 from lightning_core.backends.weights.sizes import ModelSize, read_size
 from lightning_core.errors import ConfigError, TrainingError
@@ -43,23 +44,32 @@ def pass_bytes(size: ModelSize, tokens: int, pairs: int, number: int = WIDE) -> 
 
 
 def activation_room(
-    size: ModelSize, lora: LoraOptions | None, memory: int, copies: int, number: int = WIDE, logits: int = 0
+    size: ModelSize,
+    lora: LoraOptions | None,
+    memory: int,
+    copies: int,
+    number: int = WIDE,
+    logits: int = 0,
+    moments: float = 2 * WIDE,
 ) -> int:
-    """Bytes of the memory that activations may take.
+    """Bytes of the memory that activations may take. Adam's two moments of a weight take `moments`.
 
     A quarter is left for replies, their prefixes and the app, and a GiB for the libraries. Weights, the
     engine's copy, further `copies`, gradients, Adam's two moments and `logits` take their part first.
     """
-    state = WIDE * ((1 + copies) * size.parameters + 3 * size.trained(lora)) + number * size.parameters
+    copied = (WIDE * copies + number) * size.parameters
+    state = size.weight_bytes(lora) + copied + int((WIDE + moments) * size.trained(lora))
     return max(0, memory - memory // 4 - (1 << 30) - logits - state)
 
 
 class Policy:
     """A trainable network and the plain weights it amounts to."""
 
-    def __init__(self, model: Model, lora: LoraOptions | None) -> None:
+    def __init__(self, model: Model, lora: LoraOptions | None, *, moments: float = 2 * WIDE) -> None:
+        """Adam's two moments of a weight will take `moments` bytes."""
         self.model, self.lora = model, lora
         self.base: PreTrainedModel = model.network
+        self._moments = moments
         self.copies = 0
         """Copies of the weights that others keep, such as a critic's: numbers for each parameter."""
         self.closing = threading.Event()
@@ -71,6 +81,11 @@ class Policy:
         else:
             self.network = _with_lora(self.base, lora)
         self.network.eval()
+
+    @property
+    def in_4bit(self) -> bool:
+        """Whether frozen weights are held in 4 bits."""
+        return self.lora is not None and self.lora.load_in_4bit
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -87,7 +102,8 @@ class Policy:
         number = HALF if bfloat16 else WIDE
         device = self.base.device
         logits = 4 * logits_bytes(device) if device.type == "cuda" else 0
-        room = activation_room(self._size, self.lora, memory_bytes(device), self.copies, number, logits)
+        memory = memory_bytes(device)
+        room = activation_room(self._size, self.lora, memory, self.copies, number, logits, self._moments)
         return self._wider * pass_bytes(self._size, plan.tokens, plan.pairs, number) > room
 
     @property
@@ -147,22 +163,23 @@ class _ServingWeights(Mapping[str, torch.Tensor]):
             for name, module in base.named_modules()
             if isinstance(module, peft.tuners.lora.LoraLayer)
         }
-        weights = {name: w for name, w in base.state_dict().items() if ".lora_" not in name}
-        self._plain = {name.replace(".base_layer.", "."): w for name, w in weights.items()}
+        self._weights = plain_weights(base)
+        names = [name for name in self._weights if ".lora_" not in name]
+        self._names = {name.replace(".base_layer.", "."): name for name in names}
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> torch.Tensor:
-        weight: torch.Tensor = self._plain[name]
+        weight: torch.Tensor = self._weights[self._names[name]]
         if name not in self._adapted:
             return weight
         merged: torch.Tensor = weight + self._adapted[name].get_delta_weight("default")
         return merged
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._plain)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._plain)
+        return len(self._names)
 
 
 def _with_lora(network: PreTrainedModel, lora: LoraOptions) -> torch.nn.Module:

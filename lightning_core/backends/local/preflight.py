@@ -136,11 +136,15 @@ def _training(
     number = card.number(settings, size)
     compiled = number == HALF and has_kernel(card.device, size.parameters, size.architecture)
     pairs = tokens if compiled else tokens**2 // 2
-    least = training_memory(size, settings.lora, tokens=tokens, number=number, checkpoints=True)
+    moments = settings.moment_bytes
+    least = training_memory(
+        size, settings.lora, tokens=tokens, number=number, checkpoints=True, moments=moments
+    )
     logits = 4 * logits_bytes(card.device) if size.architecture in FAMILIES else least.logits
     logits = min(least.logits, logits)
     apart = logits if card.device.type == "cuda" else 0
-    room = activation_room(size, settings.lora, card.memory, _copies(algorithms), number, apart)
+    copies = _copies(algorithms)
+    room = activation_room(size, settings.lora, card.memory, copies, number, apart, moments)
     more = STATE_LAYERS - 1 if size.states else 0
     spared = least.activations + more * least.layer + number * size.heads * pairs
     if number == HALF:  # layers' inputs are float32
@@ -163,10 +167,13 @@ def _changes(settings: LocalSettings, size: ModelSize, tokens: int) -> Iterator[
     plain: dict[str, Any] = {
         each.name: getattr(settings, each.name) for each in fields(LocalSettings) if each.init
     }
+    packed = replace(settings.lora or LoraOptions(), load_in_4bit=True)
     tried: list[tuple[str, dict[str, Any]]] = [
         (f"pack_tokens={tokens // 2}", {"pack_tokens": tokens // 2}),
         (f"context={half} with pack_tokens={half}", {"context": half, "pack_tokens": half}),
         ("lora=LoraOptions()", {"lora": settings.lora or LoraOptions()}),
+        ("lora=LoraOptions(load_in_4bit=True)", {"lora": packed}),
+        ('optimizer="adamw_8bit"', {"optimizer": "adamw_8bit"}),
         (f"max_batch={max(1, settings.max_batch // 4)}", {"max_batch": max(1, settings.max_batch // 4)}),
     ]
     for text, change in tried:

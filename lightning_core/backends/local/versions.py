@@ -48,6 +48,8 @@ class LocalSettings(BackendSettings):
     """A device of torch; "auto": a GPU if there is one."""
     engine: Literal["torch", "vllm"] = "torch"
     """The program that samples: this process, or a vLLM server that it starts beside."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """AdamW with its two moments in float32, or in 8 bits by blocks of 256 (arXiv 2110.02861)."""
     gpu_memory: float = 0.5
     """Share of the GPU's memory that vLLM takes."""
     sleep: bool | None = None
@@ -57,6 +59,7 @@ class LocalSettings(BackendSettings):
         """Raise ConfigError for what can't be meant."""
         super().__post_init__()
         check_choice("engine", self.engine, ("torch", "vllm"))
+        check_choice("optimizer", self.optimizer, ("adamw", "adamw_8bit"))
         check_range("gpu_memory", self.gpu_memory, above=0, below=1)
         if self.engine == "torch" and self.sleep:
             raise ConfigError('sleep=True frees the memory of vLLM; give engine="vllm" too, or leave it')
@@ -65,6 +68,16 @@ class LocalSettings(BackendSettings):
                 f'device={self.device!r} with engine="vllm": vLLM takes the first GPU that it sees; choose '
                 "one for both with CUDA_VISIBLE_DEVICES"
             )
+
+    @property
+    def in_4bit(self) -> bool:
+        """Whether frozen weights are held in 4 bits."""
+        return self.lora is not None and self.lora.load_in_4bit
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of AdamW's two moments of a weight; in 8 bits a block of 256 has a scale in float32."""
+        return 8 if self.optimizer == "adamw" else 2 * (1 + 4 / 256)
 
     @property
     def sleeps(self) -> bool:

@@ -18,6 +18,7 @@ from lightning_core.backends.serving.upstream import ChatUpstream
 from lightning_core.backends.vllm.server import ServerOptions
 from lightning_core.backends.vllm.trained import TrainedServer
 from lightning_core.backends.weights.folders import WEIGHTS, write_folder
+from lightning_core.backends.weights.fourbit import plain_weights
 from lightning_core.backends.weights.model import Model, parameter_count, plain_files
 
 CONFIG = "config.json"
@@ -42,7 +43,7 @@ class VllmServing:
             gpu_memory_utilization=settings.gpu_memory if on_gpu else None,
             extra=("--enable-sleep-mode",) if on_gpu and settings.sleeps else (),
         )
-        weights = model.network.state_dict()
+        weights = plain_weights(model.network)
         self._server = TrainedServer(
             lambda folder: self._write(folder, weights),
             2 * parameter_count(model.network) * dtype.itemsize,

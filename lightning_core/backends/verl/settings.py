@@ -75,6 +75,11 @@ class VerlSettings(BackendSettings):
             raise ConfigError(
                 "sleep=True is for GPUs that serve and train in turn; with serving_gpus leave it"
             )
+        if self.lora is not None and self.lora.load_in_4bit:
+            raise UnsupportedError(
+                "lora=LoraOptions(load_in_4bit=True) is for the local backend: verl holds frozen weights as "
+                "they are; leave it out"
+            )
         if self.strategy == "megatron" and self.lora is not None:
             raise UnsupportedError(
                 "lora=... with strategy='megatron' is not passed on: verl's Megatron engine has adapters of "

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lightning_core.backends.serving.upstream import ChatModel
 from lightning_core.backends.weights.folders import check_complete
-from lightning_core.backends.weights.sizes import DEFAULT_CONTEXT, longest_context
+from lightning_core.backends.weights.sizes import DEFAULT_CONTEXT, count_numbers, longest_context
 from lightning_core.backends.weights.sources import (
     check_weights,
     find_source,
@@ -158,7 +158,7 @@ def network_below(network: torch.nn.Module) -> PreTrainedModel:
 
 def parameter_count(network: torch.nn.Module) -> int:
     """Parameters, tied ones counted once."""
-    return sum(p.numel() for p in network.parameters())
+    return count_numbers(network.parameters())
 
 
 def tied_names(network: PreTrainedModel) -> frozenset[str]:

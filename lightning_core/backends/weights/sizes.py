@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -59,6 +59,8 @@ class ModelSize:
     """Whether layers keep state outside attention."""
     linears: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Inputs plus outputs of the linear layers, added up by their name; the output layer is left out."""
+    packed: int = 0
+    """Weights that can be held in 4 bits."""
 
     @property
     def heads(self) -> int:
@@ -81,6 +83,12 @@ class ModelSize:
         named = [self.linears[name] for name in targets if name in self.linears]
         return lora.rank * (sum(named) if len(named) == len(targets) else sum(self.linears.values()))
 
+    def weight_bytes(self, lora: LoraOptions | None) -> int:
+        """Bytes of the weights while training: float32, but for what is held in 4 bits, with a scale of 4
+        bytes for each block of 64."""
+        packed = self.packed if lora is not None and lora.load_in_4bit else 0
+        return 4 * (self.parameters - packed) + packed // 2 + packed // 16
+
     def disk(self, lora: LoraOptions | None) -> Disk:
         """Sizes on the disk, in float32: weights, and AdamW's two moments of those that are trained."""
         trained = self.trained(lora)
@@ -91,6 +99,7 @@ class ModelSize:
         trained = "all weights, in float32"
         if lora is not None:
             trained = f"LoRA of rank {lora.rank}: {many(self.trained(lora))} parameters"
+            trained += ", beside weights in 4 bits" if lora.load_in_4bit else ""
         return (
             ("model", f"{self.folder}, {many(self.parameters)} parameters"),
             ("context", f"{self.context:,} tokens of prompt and reply"),
@@ -167,23 +176,27 @@ def read_size(network: Any, folder: Path, context: int) -> ModelSize:
     """The size of a transformers network."""
     import torch
 
+    from lightning_core.backends.weights.fourbit import may_pack
+
     text = network.config.get_text_config()
     count = int(text.num_hidden_layers)
     stacks = [m for m in network.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-    sizes = [sum(p.numel() for p in layer.parameters()) for layer in (stacks[0] if stacks else [])]
+    sizes = [count_numbers(layer.parameters()) for layer in (stacks[0] if stacks else [])]
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     size = int(_most(text, "head_dim") or text.hidden_size // heads)
     key_heads = int(_most(text, "num_key_value_heads") or heads)
     linears: dict[str, int] = {}
+    packed = 0
     for name, module in network.named_modules():
         if isinstance(module, torch.nn.Linear) and module is not network.get_output_embeddings():
             own = name.rpartition(".")[2]
             linears[own] = linears.get(own, 0) + module.in_features + module.out_features
+            packed += module.in_features * module.out_features if may_pack(module) else 0
     return ModelSize(
         folder=folder,
         architecture=str(text.model_type),
         context=context,
-        parameters=sum(p.numel() for p in network.parameters()),
+        parameters=count_numbers(network.parameters()),
         layers=count,
         layer=max(sizes, default=0),
         hidden=int(text.hidden_size),
@@ -194,7 +207,13 @@ def read_size(network: Any, folder: Path, context: int) -> ModelSize:
         vocabulary=int(text.vocab_size),
         states=keeps_state(network),
         linears=MappingProxyType(linears),
+        packed=packed,
     )
+
+
+def count_numbers(parameters: Iterable[Any]) -> int:
+    """The numbers in tensors; bytes hold two of 4 bits each (`fourbit`)."""
+    return sum(p.numel() if p.is_floating_point() else 2 * p.numel() for p in parameters)
 
 
 def keeps_state(network: Any) -> bool:

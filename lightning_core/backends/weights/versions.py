@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import peft
 import torch
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from lightning_core.backends.weights.folders import ADAPTER, STATE, WEIGHTS, read_state, recover, write_folder
+from lightning_core.backends.weights.fourbit import round_weights
 from lightning_core.backends.weights.model import Model, plain_files, read_model, tied_names
 from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.backends.weights.sources import check_folder
@@ -60,8 +62,17 @@ class Content:
     @property
     def context(self) -> int | None:
         """The context that the checkpoint was trained with; None where that is not said."""
+        return self._state().get("context")
+
+    @property
+    def in_4bit(self) -> bool:
+        """Whether its LoRA adapters were trained on weights in 4 bits."""
+        return bool(self._state().get("load_in_4bit"))
+
+    def _state(self) -> dict[str, Any]:
+        """The state in its checkpoint; empty where there is none."""
         folder = Path(self.source)
-        return read_state(folder).get("context") if (folder / STATE).exists() else None
+        return read_state(folder) if (folder / STATE).exists() else {}
 
 
 def read_version(content: Content, *, name: str, context: int | None) -> Model:
@@ -71,6 +82,8 @@ def read_version(content: Content, *, name: str, context: int | None) -> Model:
     source = content.base if lora is not None else folder or content.source
     model = replace(read_model(source, context=context), name=name)
     if lora is not None:
+        if content.in_4bit:
+            round_weights(model.network)
         model = replace(model, network=_merged(model.network, lora))
     return model
 
