@@ -2,7 +2,7 @@
 
 A weight takes half a byte, and a block a scale of four bytes more. The scales stay in float32: what was
 rounded once is then rounded to itself, so every copy of the policy means the same network. Layers whose
-inputs are no multiple of 64 stay as they are: bitsandbytes 0.50 reads back other numbers of them on a processor.
+inputs are no multiple of 64 stay as they are: on a processor bitsandbytes 0.50 reads back other numbers.
 """
 
 from __future__ import annotations
