@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from lightning_core.backends.preflight import machine_memory
+from lightning_core.backends.machine import machine_memory
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.naming import CONFIG
 from lightning_core.insight.why import CREDIT, Method

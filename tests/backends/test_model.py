@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Qwen3_5ForCond
 
 from lightning_core.backends.local import LocalBackend, tuning
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.preflight import _container_limits
+from lightning_core.backends.machine import _container_limits
 from lightning_core.backends.weights.sources import tiny_folder
 from lightning_core.errors import ConfigError, ModelError
 from tests.backends.models import make_tokenizer

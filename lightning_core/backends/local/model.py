@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lightning_core.backends.local.attention import survey, use_plans
-from lightning_core.backends.preflight import machine_memory
+from lightning_core.backends.machine import machine_memory
 from lightning_core.backends.weights.fourbit import pack
 from lightning_core.backends.weights.model import Model, read_model
 from lightning_core.backends.weights.sizes import keeps_state

@@ -9,6 +9,7 @@ writes, where the tokenizer's settings make them safe; else a text is one piece.
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -17,11 +18,16 @@ from typing import TYPE_CHECKING, Final
 
 from tokenizers import AddedToken, Tokenizer
 
+from lightning_core.backends.machine import machine_memory
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CACHE_BYTES: Final = 1 << 26
-"""Memory for the pieces that are remembered, of one model: about 8 M tokens of English."""
+LEAST_CACHE: Final = 1 << 26
+"""Bytes for the pieces that are remembered, of one model, at least: some 8 M tokens of English."""
+CACHE_SHARE: Final = 64
+"""They may take this part of the machine's memory. Rollouts that go on at once take turns, so once they do not
+all fit, nothing is found again."""
 _PIECE_BYTES: Final = 400
 """Bytes that a remembered piece costs beside its text and ids."""
 
@@ -29,13 +35,15 @@ _PIECE_BYTES: Final = 400
 class Encoder:
     """A model's tokenizer. Methods may be called from any thread; other threads run while it encodes."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, cache_bytes: int | None = None) -> None:
+        """`cache_bytes`: None is a share of the machine's memory."""
         self._tokenizer: Tokenizer = tokenizer.backend_tokenizer
         template = tokenizer.chat_template
         sources = template.values() if isinstance(template, dict) else [template or ""]
         self._cuts = find_cuts(self._tokenizer, "\n".join(map(str, sources)))
         self._known: OrderedDict[str, array[int]] = OrderedDict()
-        self._free = cache_bytes
+        share = (machine_memory() or 0) // CACHE_SHARE
+        self._free = max(LEAST_CACHE, share) if cache_bytes is None else cache_bytes
         self._lock = threading.Lock()
         self.encoded = 0
         """Characters that went through the tokenizer."""
@@ -96,7 +104,7 @@ class Encoder:
 
 
 def _size(piece: str, ids: array[int]) -> int:
-    return _PIECE_BYTES + 4 * len(piece) + 4 * len(ids)
+    return _PIECE_BYTES + sys.getsizeof(piece) + ids.itemsize * len(ids)
 
 
 def find_cuts(tokenizer: Tokenizer, template: str) -> re.Pattern[str] | None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lightning_core.backends.preflight import machine_memory
+from lightning_core.backends.machine import machine_memory
 from lightning_core.backends.verl.settings import VerlSettings
 from lightning_core.errors import BackendError, ConfigError
 
