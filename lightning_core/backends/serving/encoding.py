@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LEAST_CACHE: Final = 1 << 26
 """Bytes for the pieces that are remembered, of one model, at least: some 8 M tokens of English."""
 CACHE_SHARE: Final = 64
-"""They may take this part of the machine's memory. Rollouts that go on at once take turns, so once they do not
+"""They may take this part of the machine's memory. Rollouts that go on at once take turns: where they do not
 all fit, nothing is found again."""
 _PIECE_BYTES: Final = 400
 """Bytes that a remembered piece costs beside its text and ids."""
