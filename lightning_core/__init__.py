@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lightning_core.algorithms.sft import SFT as SFT
     from lightning_core.backends.local import LocalBackend as LocalBackend
     from lightning_core.backends.settings import LoraOptions as LoraOptions
+    from lightning_core.backends.settings import PolicyOptions as PolicyOptions
     from lightning_core.backends.settings import Schedule as Schedule
     from lightning_core.backends.tinker.backend import TinkerBackend as TinkerBackend
     from lightning_core.backends.verl.backend import VerlBackend as VerlBackend
@@ -78,6 +79,7 @@ _HOMES = {
     "ReinforcePP": "algorithms.policy_gradient",
     "PPO": "algorithms.policy_gradient",
     "Phase": "algorithms.base",
+    "PolicyOptions": "backends.settings",
     "Prompt": "prompts",
     "RayWorkers": "runner.ray_workers",
     "Rollout": "records.types",

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.preflight import RunPlan
+from lightning_core.backends.settings import PolicyOptions
 from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.dialects.upstream import ChatRequest, Upstream
 from lightning_core.errors import UnsupportedError
@@ -124,9 +125,10 @@ class Backend(Protocol):
     async def export_version(self, source: str, folder: Path) -> None:
         """Write a version as a plain transformers folder (LoRA merged); also of a backend not started."""
 
-    def another(self) -> Backend:
-        """A backend of the same settings for a further policy of the run, not started; it is started after
-        this one. Needed only for `Trainer(policies=...)`. Raises UnsupportedError, by name."""
+    def another(self, policy: PolicyOptions) -> Backend:
+        """A backend for a further policy of the run, not started: of the same settings, but for those that
+        the policy has itself. It is started after this one. Needed only for `Trainer(policies=...)`. Raises
+        UnsupportedError, by name."""
 
     async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
         """How far each tensor moved, the farthest first; also of a backend not started."""
@@ -192,14 +194,16 @@ def check_backend(backend: Backend, algorithm: Algorithm, *, first_phase: bool =
             )
 
 
-def check_policies(backend: Backend, policies: Sequence[str]) -> None:
-    """Raise UnsupportedError, by name, if the backend can't train several policies."""
+def check_policies(backend: Backend, policies: Sequence[PolicyOptions]) -> None:
+    """Raise UnsupportedError, by name, if the backend can't train these policies beside the run's own."""
     if not callable(getattr(backend, "another", None)):
+        names = ", ".join(repr(each.name) for each in policies)
         raise UnsupportedError(
-            f"policies={{...}} names {', '.join(map(repr, policies))}, and backend {backend.name!r} trains "
-            "one policy: leave policies out, or use the local backend"
+            f"policies={{...}} names {names}, and backend {backend.name!r} trains one policy: leave policies "
+            "out, or use the local backend"
         )
-    backend.another()
+    for each in policies:
+        backend.another(each)
 
 
 def check_versions(backend: Backend, method: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from lightning_core.errors import ConfigError
 from lightning_core.ranges import check_kind, check_range
@@ -36,6 +36,30 @@ class LoraOptions:
         check_range("rank", self.rank, of="LoraOptions", least=1, whole=True)
         check_kind("load_in_4bit", self.load_in_4bit, (bool,), "True or False")
         check_range("alpha", self.alpha, of="LoraOptions", above=0, most=1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """A named policy of a run, and what it has in place of the backend's settings for all."""
+
+    name: str
+    learning_rate: float | None = None
+    """None: the backend's."""
+    lora: LoraOptions | None = None
+    """None: the backend's."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None:
+            check_range("learning_rate", self.learning_rate, of="PolicyOptions", above=0, most=1)
+        check_kind(
+            "lora", self.lora, (LoraOptions, NoneType), 'LoraOptions(...), with --set {"rank": 8}, or None'
+        )
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The settings of the backend that it has others of."""
+        given = {"learning_rate": self.learning_rate, "lora": self.lora}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

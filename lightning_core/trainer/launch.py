@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from lightning_core.errors import ConfigError
 from lightning_core.hookspecs import Kind
@@ -101,15 +101,25 @@ def _with(
 
 
 def _nested(of: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a class; where it takes a dataclass of its own, a dict becomes that."""
-    made = dict(given)
+    """Settings of a class; where it takes a dataclass of its own, or a mapping to such, a dict becomes
+    that."""
     dicts = {name: value for name, value in given.items() if isinstance(value, dict)}
     hints = get_type_hints(of) if dicts else {}
-    for name, value in dicts.items():
-        hint = hints.get(name)
-        for kind in filter(is_dataclass, (hint, *get_args(hint))):
-            made[name] = _make(name, cast("Callable[..., Any]", kind), value)
-    return made
+    return {**given, **{name: _typed(name, hints.get(name), value) for name, value in dicts.items()}}
+
+
+def _typed(name: str, hint: Any, value: dict[str, Any]) -> Any:
+    """A setting's dict as what its type says."""
+    for kind in filter(is_dataclass, (hint, *get_args(hint))):
+        make = cast("Callable[..., Any]", kind)
+        return _make(name, make, _nested(make, value))
+    if get_origin(hint) is not Mapping:
+        return value
+    inner = get_args(hint)[1]
+    return {
+        key: _typed(f"{name}[{key!r}]", inner, each) if isinstance(each, dict) else each
+        for key, each in value.items()
+    }
 
 
 def _make(name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:

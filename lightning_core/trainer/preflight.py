@@ -57,7 +57,7 @@ def plan_run(settings: Settings, train: Sequence[Task], validation: Sequence[Tas
     own = _ask(backend, phases)
     facts = (*_facts(settings, phases, train, validation), ("backend", backend.name), *own.facts)
     checks = (trial("options", go_together), *own.checks)
-    if count := len(settings.policy_names):
+    if count := len(settings.named_policies):
         told = f"memory is told for one policy, and {count + 1} are trained, each with an engine of its own"
         checks = (*checks, Check("policies", None, told))
     if own.disk is None:
@@ -110,7 +110,7 @@ def check_options(settings: Settings, phases: Sequence[ResolvedPhase], backend: 
 
 def _check_policies(settings: Settings, phases: Sequence[ResolvedPhase], backend: Backend) -> None:
     """Raise ConfigError, by name, for what does not go with several policies."""
-    named = f"policies={dict(settings.policies)!r}"
+    named = f"policies={settings.agent_policies!r}"
     if settings.served_model is None:
         raise ConfigError(f"{named}, and no model is trained: leave policies out, or give model=...")
     if settings.searches:
@@ -135,7 +135,7 @@ def _check_policies(settings: Settings, phases: Sequence[ResolvedPhase], backend
             )
         if algorithm.replay:
             raise ConfigError(f"{named} with replay={algorithm.replay!r}: give replay=0")
-    check_policies(backend, settings.policy_names)
+    check_policies(backend, settings.named_policies)
 
 
 def _ask(backend: Backend, phases: Sequence[ResolvedPhase]) -> RunPlan:
@@ -175,7 +175,11 @@ def _facts(
 ) -> Iterable[tuple[str, str]]:
     yield "agents", ", ".join(settings.patterns) if settings.patterns else "all"
     if settings.policies:
-        yield "policies", ", ".join(f"{agent}: {name}" for agent, name in settings.policies.items())
+        yield "policies", ", ".join(f"{agent}: {name}" for agent, name in settings.agent_policies.items())
+        for policy in settings.named_policies:
+            if policy.changes:
+                own = ", ".join(f"{name}={value!r}" for name, value in policy.changes.items())
+                yield f"policy {policy.name}", own
     for phase in phases:
         steps = f"updates {phase.first + 1} to {phase.end}" if len(phases) > 1 else f"{phase.end} updates"
         yield "algorithm", f"{_algorithm(phase.algorithm)}; {steps}"

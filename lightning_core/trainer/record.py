@@ -129,7 +129,7 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         ],
         DECLARED: ALL if trainer.prompts == ALL else written(trainer.declared_prompts),
         "agents": _trained(session),
-        POLICIES: dict(trainer.policies),
+        POLICIES: trainer.agent_policies,
         CONFIG: dict(trainer.names),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         CREDIT: [

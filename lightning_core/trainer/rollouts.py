@@ -101,7 +101,7 @@ class RolloutMaker:
         for each in upstreams:
             stack.push_async_callback(each.close)
         own, *further = upstreams
-        named = dict(zip(self.settings.policy_names, further, strict=True))
+        named = dict(zip((each.name for each in self.settings.named_policies), further, strict=True))
         gateway = make_gateway(self.store, run, PolicyRouter(own, named) if named else own)
         server = await self._listen(gateway)
         place = urlsplit(server.url)

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from lightning_core.backends.base import Backend
+from lightning_core.backends.settings import PolicyOptions
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.server import check_free
 from lightning_core.plugins import Plugins, load_plugins
@@ -92,18 +93,18 @@ class Session:
             if phase.algorithm.learns_from is not None
         }
         self.learners = [PolicyLearner(None, self.backend, folder)]
-        for name in settings.policy_names:
-            await self._add_policy(name, stack)
+        for policy in settings.named_policies:
+            await self._add_policy(policy, stack)
         if (checkpoint := folder.latest_checkpoint()) is not None:
             await load_checkpoints(self.learners, checkpoint[0])
 
-    async def _add_policy(self, name: str, stack: AsyncExitStack) -> None:
+    async def _add_policy(self, policy: PolicyOptions, stack: AsyncExitStack) -> None:
         """Start a backend for a named policy."""
-        backend, folder = self.backend.another(), PolicyFolder(self.folder, name)
+        backend, folder = self.backend.another(policy), PolicyFolder(self.folder, policy.name)
         folder.prepare()
         stack.push_async_callback(backend.close)
         await backend.start()
-        self.learners.append(PolicyLearner(name, backend, folder))
+        self.learners.append(PolicyLearner(policy.name, backend, folder))
 
     async def join(self, run_id: str) -> None:
         """Be listed among the run's members until everything else is closed."""

@@ -15,7 +15,7 @@ from lightning_core.alerts.watch import Alerts
 from lightning_core.algorithms.base import Algorithm, Phase
 from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.algorithms.search import Search, is_search
-from lightning_core.backends.settings import BackendSettings
+from lightning_core.backends.settings import BackendSettings, PolicyOptions
 from lightning_core.errors import ConfigError
 from lightning_core.experience.returns import FailurePolicy
 from lightning_core.gateway.naming import Naming
@@ -47,7 +47,7 @@ KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
     {
         "model": ((str, Path, NoneType), "a model's name or a folder"),
         "agents": ((str, Sequence, NoneType), "names or globs of agents, or None"),
-        "policies": ((Mapping,), '{"AGENT": "the name of a policy"}'),
+        "policies": ((Mapping,), '{"AGENT": "the name of a policy"}, or PolicyOptions(...) in its place'),
         "names": ((Mapping,), '{"AGENT": "a regular expression in its system prompt"}'),
         "prompts": ((str, Mapping), '{"AGENT": "its system prompt"}, or "all"'),
         "store": ((str, NoneType), "a URL, or None"),
@@ -82,10 +82,10 @@ class Settings:
     agents: Sequence[str] | str | None = None
     """Names or globs of the agents to train; None trains all. [] with `steps=0` trains none: their calls are
     recorded where the app sends them."""
-    policies: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, str | PolicyOptions] = field(default_factory=dict)
     """Further policies beside the run's own: names or globs of agents, and the name of the policy that they
-    play. Each has weights, an optimizer and versions of its own. Agents that match none play the run's own
-    policy, as do all where this is empty; see docs/policies.md."""
+    play, or `PolicyOptions` with its name. Each has weights, an optimizer and versions of its own. Agents
+    that match none play the run's own policy, as do all where this is empty; see docs/policies.md."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Names for the calls of a program that names no agent: the name, and a regular expression that is found
     in the system prompt of its calls. A call that matches two of them is refused by both names."""
@@ -211,7 +211,8 @@ class Settings:
                 "agents=[] trains no agent: give names or globs, None to train all, or steps=0 to record only"
             )
         Naming(self.names)
-        check_policies(self.policies)
+        check_policies(self.agent_policies)
+        assert self.named_policies is not None  # raises for two that contradict one another
         check_range("temperature", self.temperature, above=0, most=2)
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)
@@ -304,9 +305,27 @@ class Settings:
         return (self.agents,) if isinstance(self.agents, str) else tuple(self.agents)
 
     @property
-    def policy_names(self) -> list[str]:
-        """The names in `policies`, each once."""
-        return list(dict.fromkeys(self.policies.values()))
+    def agent_policies(self) -> dict[str, str]:
+        """`policies` as agents, by name or glob, and the name of the policy that each plays."""
+        return {
+            agent: policy.name if isinstance(policy, PolicyOptions) else policy
+            for agent, policy in self.policies.items()
+        }
+
+    @property
+    def named_policies(self) -> list[PolicyOptions]:
+        """The policies in `policies`, each once. Raises ConfigError for one with two sets of options."""
+        found = {name: PolicyOptions(name) for name in self.agent_policies.values()}
+        plain = dict(found)
+        for each in self.policies.values():
+            if isinstance(each, PolicyOptions):
+                if found[each.name] not in (plain[each.name], each):
+                    raise ConfigError(
+                        f"policies={{...}} gives policy {each.name!r} two sets of options, "
+                        f"{found[each.name]!r} and {each!r}: give them once, and its name alone elsewhere"
+                    )
+                found[each.name] = each
+        return list(found.values())
 
     @property
     def declared_prompts(self) -> dict[str, Prompt]:

@@ -13,11 +13,13 @@ import httpx
 import openai
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import lightning_core as lightning
+from lightning_core.backends.settings import LoraOptions, PolicyOptions
 from lightning_core.cli.models import export_model, list_versions, roll_back
 from lightning_core.cli.space import _prune
-from lightning_core.errors import ConfigError
+from lightning_core.errors import ConfigError, ModelError
 from lightning_core.gateway.app import Gateway
 from lightning_core.gateway.policies import PolicyRouter
 from lightning_core.gateway.server import GatewayServer
@@ -55,7 +57,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def local(model: Path) -> lightning.LocalBackend:
-    return lightning.LocalBackend(model, learning_rate=1e-3, lora=lightning.LoraOptions(rank=4))
+    return lightning.LocalBackend(model, learning_rate=1e-3, lora=LoraOptions(rank=4))
 
 
 # calls ------------------------------------------------------------------------------------------
@@ -69,7 +71,11 @@ def scatter(backend: lightning.LocalBackend, seed: int) -> None:
 
 async def test_thousands_of_calls_at_once_are_each_answered_by_the_agents_own_policy(model: Path) -> None:
     own = local(model)
-    backends = {"planner": own, "writer": own.another(), "critic": own.another()}
+    backends = {
+        "planner": own,
+        "writer": own.another(PolicyOptions("a")),
+        "critic": own.another(PolicyOptions("b")),
+    }
     store, tokens = MemoryStore(), Tokens(b"0123456789abcdef")
     try:
         for seed, backend in enumerate(backends.values()):
@@ -169,6 +175,62 @@ async def test_each_policy_is_updated_from_its_own_calls(finished: Path) -> None
         assert "policy/policy/tokens" not in each.values
         # the first pass computes what was sampled: the gap of a batch of the other policy would be nats
         assert all(each.values[f"policy/{name}/logprob_gap_max"] < 1e-3 for name in "ab")
+
+
+OWN: dict[str, Any] = {
+    "writer": PolicyOptions("a", learning_rate=3e-3),
+    "critic": PolicyOptions("b", lora=LoraOptions(rank=2)),
+}
+"""Options of each: the backend has a rate of 1e-3, and adapters of rank 4."""
+
+
+async def test_each_policy_has_the_learning_rate_and_the_adapters_that_it_was_given(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = fit(model, tmp_path / "run", steps=2, policies=OWN)
+    _, metrics, _ = await read(folder)
+    for step, each in enumerate(metrics, 1):  # the rate rises over three steps
+        rates = [each.values[f"policy/{name}/learning_rate"] for name in "ab"]
+        assert rates == pytest.approx([3e-3 * step / 3, 1e-3 * step / 3])
+    kept = {name: folder / "policies" / name / "checkpoints/step-000002/model" for name in "ab"}
+    ranks = {name: json.loads((of / "adapter_config.json").read_text())["r"] for name, of in kept.items()}
+    assert ranks == {"a": 4, "b": 2}
+    other = {**OWN, "critic": PolicyOptions("b", lora=LoraOptions(rank=3))}
+    with pytest.raises(ModelError, match=r"b/checkpoints.*its lora option r is 2, that of this run is 3"):
+        fit(model, folder, steps=3, resume=True, policies=other)
+    fit(
+        model,
+        folder,
+        steps=3,
+        resume=True,
+        policies={**OWN, "writer": PolicyOptions("a", learning_rate=1e-5)},
+    )
+    _, metrics, _ = await read(folder)
+    assert metrics[2].values["policy/a/learning_rate"] == pytest.approx(1e-5)
+    assert metrics[2].values["policy/b/learning_rate"] == pytest.approx(1e-3)
+    async with SqliteStore(f"sqlite:///{folder / 'store.db'}") as store:
+        (run,) = await store.list_runs()
+    assert run.config["policies"] == POLICIES
+    begun: Any = run.provenance["settings"]
+    resumed: Any = run.provenance["resumed"]
+    assert "learning_rate=0.003" in begun["policies"]
+    assert "learning_rate=1e-05" in resumed[-1]["changed"]["settings.policies"]
+
+
+async def test_adapters_beside_whole_weights_have_a_base_of_their_own(model: Path, tmp_path: Path) -> None:
+    """The run's own policy changes its weights, which are no base to share."""
+    whole = lightning.LocalBackend(model, learning_rate=1e-3)
+    beside = {"critic": PolicyOptions("b", lora=LoraOptions(rank=2))}
+    folder = fit(model, tmp_path / "run", steps=2, backend=whole, policies=beside)
+    start, last = tmp_path / "start", tmp_path / "last"
+    await export_model(str(folder), None, "policy:b", 0, start)
+    await export_model(str(folder), None, "policy:b", 2, last)
+    before, after = (load_file(each / "model.safetensors") for each in (start, last))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.endswith("proj.weight") for name in moved)
+    own = load_file(folder / "checkpoints/step-000002/model/model.safetensors")
+    assert not torch.equal(own["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
 
 
 def test_the_numbers_of_a_step_are_those_of_each_policy_and_of_all_that_were_updated() -> None:
@@ -322,6 +384,11 @@ def current(versions: list[ResourceVersion]) -> int:
         ("with a remote gateway", {"remote": "gateway"}),
         ('give engine="torch"', {"backend": "vllm"}),
         ("the run's own policy", {"policies": {"writer": "policy"}}),
+        ("the run's own policy", {"policies": {"writer": PolicyOptions("policy")}}),
+        (
+            "policy 'a' two sets of options",
+            {"policies": {n: PolicyOptions("a", learning_rate=r) for n, r in (("w*", 1e-3), ("c*", 1e-4))}},
+        ),
         ("a policy's name of up to 64 letters", {"policies": {"writer": "../../a"}}),
         ("a policy's name of up to 64 letters", {"policies": {"writer": ""}}),
     ],

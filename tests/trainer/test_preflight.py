@@ -193,6 +193,13 @@ def test_a_trainer_of_ones_own_may_take_more():
         ("model=5", "model=5: give a model's name or a folder"),
         ("agents=5", "agents=5: give names"),
         ("backend.lora=true", "lora=True: give LoraOptions"),
+        ('policies={"a": {"name": "b", "lora": 4}}', "lora=4: give LoraOptions"),
+        ('policies={"a": {"name": "b", "learning_rate": 0}}', "PolicyOptions.*learning_rate=0"),
+        (
+            'policies={"a": {"name": "b", "algorithm": "sft"}}',
+            r"policies\['a'\]=.* can't be used: .*'algorithm'",
+        ),
+        ('policies={"a": {"name": "../b"}}', "a policy's name of up to 64 letters"),
         ('backend.lora={"rang": 4}', "lora={'rang': 4} can't be used: .*'rang'"),
         ("backend.schedule=cosine", "schedule='cosine': give Schedule"),
         ("backend=5", "backend=5 is none: give a backend"),
@@ -213,3 +220,13 @@ def test_a_dict_becomes_the_dataclass_that_a_setting_takes():
     assert (made.backend.lora, made.backend.schedule) == (LoraOptions(rank=4), Schedule("cosine", steps=9))
     again = read_launch(['backend.lora={"rank": 2}'], {}).apply(made)
     assert again.backend.lora == LoraOptions(rank=2)
+
+
+def test_a_dict_among_policies_becomes_its_options():
+    given = ['policies={"writer": {"name": "a", "learning_rate": 1e-4, "lora": {"rank": 4}}, "critic": "b"}']
+    made = read_launch(given, {}).apply(lightning.Trainer(model="tiny"))
+    own = lightning.PolicyOptions("a", learning_rate=1e-4, lora=LoraOptions(rank=4))
+    assert made.policies == {"writer": own, "critic": "b"}
+    facts = dict(made.plan(train=[{}]).facts)
+    assert facts["policies"] == "writer: a, critic: b"
+    assert facts["policy a"].startswith("learning_rate=0.0001, lora=LoraOptions(rank=4")

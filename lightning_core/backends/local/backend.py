@@ -35,6 +35,7 @@ from lightning_core.backends.local.versions import (
 )
 from lightning_core.backends.preflight import RunPlan
 from lightning_core.backends.serving.upstream import ChatUpstream
+from lightning_core.backends.settings import PolicyOptions
 from lightning_core.backends.weights.model import Model
 from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.backends.weights.sources import check_folder
@@ -132,15 +133,16 @@ class LocalBackend(LocalSettings):
                 "frees its memory meanwhile; give sleep=False if both fit into memory, or staleness=0"
             )
 
-    def another(self) -> LocalBackend:
+    def another(self, policy: PolicyOptions) -> LocalBackend:
         """A backend for a further policy. Engine and optimizer are its own, and so are all weights that are
-        trained; LoRA's frozen base is shared. Raises UnsupportedError where vLLM samples."""
+        trained; LoRA's frozen base is shared, if both have LoRA. Raises UnsupportedError where vLLM
+        samples."""
         if self.engine != "torch":
             raise UnsupportedError(
                 f"policies={{...}} with engine={self.engine!r}: that server answers with one policy; leave "
                 'policies out, or give engine="torch"'
             )
-        made = replace(self)
+        made = replace(self, **policy.changes)
         made.seed, made._first = self.seed, self
         return made
 
@@ -175,7 +177,7 @@ class LocalBackend(LocalSettings):
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
         model = load_model(str(self.model), context=self.context, device=self.device, in_4bit=self.in_4bit)
         first = None if self._first is None else self._first._started
-        if first is not None and self.lora is not None:
+        if first is not None and self.lora is not None and first.policy.lora is not None:
             share_weights(model.network, first.policy.base)
         # what serves is plain, and LoRA's layers are put into the network itself
         check = Exactness(model.network, model.sample, model.context)
