@@ -6,15 +6,17 @@ the training process, not how long Python takes to start.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning_core as lightning
 from lightning_core.tracing.scope import current_scope
@@ -33,6 +35,8 @@ class Plain:
     checkpoint_every = 1
     staleness = replay = 0
     endless = PHASE * PHASES
+    agents: ClassVar[list[str] | None] = ["writer"]
+    policies: ClassVar[dict[str, str]] = {}
 
     def algorithm(self) -> Any:
         return lightning.GRPO(**SMALL)
@@ -40,6 +44,9 @@ class Plain:
     def groups(self, step: int) -> int:
         """Groups that a step trains on, or tries to."""
         return TASKS_PER_STEP
+
+    def arm(self) -> None:
+        """Prepare its own death; this one is killed from outside."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,43 @@ class Everything(Plain):
     def groups(self, step: int) -> int:
         """One of the groups of every other step says nothing, and is replaced."""
         return TASKS_PER_STEP + (step + 1) % 2
+
+
+@dataclass(frozen=True)
+class Several(Plain):
+    """A policy for each agent, and a death at a point of its own work.
+
+    Each update computes one loss, and the writer's policy comes first.
+    """
+
+    loss: int | None = None
+    """Killed in the computation of the loss of this number, from 1."""
+    saved: str | None = None
+    """Killed before the folder whose path ends so appears."""
+    agents = None
+    policies: ClassVar[dict[str, str]] = {"critic": "b"}
+
+    def algorithm(self) -> Any:
+        losses, fatal = itertools.count(1), self.loss
+
+        class Mortal(lightning.GRPO):
+            def loss(self, *given: Any) -> Any:
+                if next(losses) == fatal:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().loss(*given)
+
+        return Mortal(**SMALL)
+
+    def arm(self) -> None:
+        """Strike at the rename that makes the folder appear."""
+        if self.saved is None:
+            return
+
+        def strike(event: str, given: tuple[Any, ...]) -> None:
+            if event == "os.rename" and str(given[1]).endswith(str(self.saved)):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(strike)
 
 
 def fit(folder: Path, kind: Plain, *, steps: int, ended: Callable[[], object]) -> None:
@@ -81,13 +125,15 @@ def fit(folder: Path, kind: Plain, *, steps: int, ended: Callable[[], object]) -
 
     lightning.Trainer(
         model="tiny",
-        agents=["writer"],
+        agents=kind.agents,
+        policies=kind.policies,
         algorithm=kind.algorithm(),
         checkpoint_every=kind.checkpoint_every,
         backend=lightning.LocalBackend("tiny"),
         steps=steps,
         folder=folder,
         resume=(folder / "run.json").exists(),
+        keep_checkpoints=5,
         progress=False,
     ).fit(solve, train=[{"question": f"List the boats with speed above {n}."} for n in range(7)])
 
@@ -132,6 +178,7 @@ def fork_fit(folder: Path, kind: Plain, *, steps: int, fate: Fate | None) -> int
     pid = os.fork()
     if pid == 0:
         try:
+            kind.arm()
             fit(folder, kind, steps=steps, ended=lambda: os.write(ending, b"."))
         except BaseException:
             traceback.print_exc()

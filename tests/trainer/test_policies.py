@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import lightning_core as lightning
 from lightning_core.backends.settings import LoraOptions, PolicyOptions
+from lightning_core.cli.evaluating import _check, run_policy
 from lightning_core.cli.models import export_model, list_versions, roll_back
 from lightning_core.cli.space import _prune
 from lightning_core.errors import ConfigError, ModelError
@@ -29,13 +30,14 @@ from lightning_core.records.types import Call, Metrics, ResourceVersion, Rollout
 from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.stores.versions import find_current
 from lightning_core.trainer.learners import joined_numbers
+from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.roles.gateway import make_upstream, serving_run
 from tests.backends.models import save_model
 from tests.backends.scripted import ScriptedBackend
 
 POLICIES = {"writer": "a", "critic": "b"}
 TASKS = [{"question": f"How many rows are in table {name}?"} for name in "abcdefgh"]
-CALLS = 3000
+CALLS = 10_000
 SHOWN = ({"messages": [{"role": "user", "content": "1 + 1?"}], "reply": "2"},)
 
 
@@ -102,9 +104,9 @@ async def test_thousands_of_calls_at_once_are_each_answered_by_the_agents_own_po
             await backend.close()
     assert len(calls) == CALLS
     assert Counter((call.agent, call.policy, call.policy_version) for call in calls) == {
-        ("planner", None, 0): CALLS // 3,
-        ("writer", "a", 1): CALLS // 3,
-        ("critic", "b", 2): CALLS // 3,
+        ("planner", None, 0): 3334,
+        ("writer", "a", 1): 3333,
+        ("critic", "b", 2): 3333,
     }
     # greedy: each policy gives each prompt one reply, and no two policies the same ones
     by_agent = {
@@ -128,7 +130,7 @@ async def ask_all(url: str, token: str, agents: list[str]) -> dict[tuple[str, st
                 json={
                     "model": "any",
                     "messages": [{"role": "user", "content": text}],
-                    "max_completion_tokens": 3,
+                    "max_completion_tokens": 2,
                 },
             )
             assert reply.status_code == 200, reply.text
@@ -355,6 +357,29 @@ def test_one_policy_is_exported(run: Path, tmp_path: Path) -> None:
             content(last)["model.safetensors"]
             == content(run / "policies" / name / "policy")["model.safetensors"]
         )
+
+
+def test_one_policy_is_evaluated_once_it_is_exported(model: Path, run: Path, tmp_path: Path) -> None:
+    """A trainer with policies takes it too: the exported one then plays every agent."""
+    with pytest.raises(ConfigError, match=r"export the one you mean .*--name policy:a export"):
+        asyncio.run(_check(str(run)))
+    checker = tmp_path / "checker"
+    asyncio.run(export_model(str(run), None, "policy:b", 2, checker))
+    trainer = lightning.Trainer(backend=local(model), policies=POLICIES, agents=["writer", "critic"])
+    tasks = make_tasks(TASKS[:3], "validation")
+    score = run_policy(trainer, solve, tasks, str(checker), tmp_path / "evaluated")
+    assert (len(score.greedy), score.failures) == (3, 0)
+
+    async def recorded() -> list[Call]:
+        async with SqliteStore(f"sqlite:///{score.run / 'store.db'}") as store:
+            (record,) = await store.list_runs()
+            assert (record.config["model"], record.config["policies"]) == (str(checker), {})
+            rollouts = await store.find_rollouts(record.id)
+            calls = await store.get_calls([rollout.id for rollout in rollouts])
+        return [call for of in calls.values() for call in of]
+
+    calls = asyncio.run(recorded())
+    assert Counter((call.agent, call.policy) for call in calls) == {("writer", None): 6, ("critic", None): 6}
 
 
 def test_pruning_leaves_each_policy_its_newest_checkpoint(run: Path) -> None:
