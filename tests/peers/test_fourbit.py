@@ -18,7 +18,7 @@ from lightning_core.backends.base import Batch
 from lightning_core.backends.local import LocalBackend
 from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, StateDecoder
 from lightning_core.backends.local.optimizer import Descent
-from lightning_core.backends.settings import LoraOptions, TrainingSettings
+from lightning_core.backends.settings import LoraOptions, PolicyOptions, TrainingSettings
 from lightning_core.backends.weights.fourbit import FourBitLinear, pack, plain_weights, round_weights, unpack
 from lightning_core.backends.weights.model import parameter_count, read_model
 from lightning_core.backends.weights.sizes import measure
@@ -157,19 +157,21 @@ async def test_going_on_from_a_checkpoint_equals_never_having_stopped(
             assert torch.equal(weight, weights[name]), name
 
 
-async def test_policies_share_the_packed_weights(qwen: Path) -> None:
+@pytest.mark.parametrize("alike", [True, False])
+async def test_policies_share_packed_weights_where_both_pack_them(qwen: Path, alike: bool) -> None:
     async with serving(qwen, lora=LORA, learning_rate=1e-2) as backend:
-        other = backend.another()
+        other = backend.another(PolicyOptions("b", lora=replace(LORA, load_in_4bit=alike)))
         await other.start()
         try:
             own, theirs = backend._started.policy.base, other._started.policy.base
-            shared = [
-                (a.weight.data_ptr(), b.weight.data_ptr())
+            shared = {
+                a.weight.data_ptr() == b.weight.data_ptr()
                 for a, b in zip(own.modules(), theirs.modules(), strict=True)
                 if isinstance(a, FourBitLinear)
-            ]
-            assert shared
-            assert all(a == b for a, b in shared)
+            }
+            assert shared == {alike}
+            metrics = await other.update(Batch(0, await sample_batch(other)), GRPO())
+            assert metrics["logprob_gap_max"] < 1e-4
         finally:
             await other.close()
 

@@ -177,12 +177,18 @@ class LocalBackend(LocalSettings):
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
         model = load_model(str(self.model), context=self.context, device=self.device, in_4bit=self.in_4bit)
         first = None if self._first is None else self._first._started
-        if first is not None and self.lora is not None and first.policy.lora is not None:
+        alike = first is not None and first.policy.in_4bit == self.in_4bit
+        """Whether the run's own policy began with these very weights."""
+        if first is not None and alike and self.lora is not None and first.policy.lora is not None:
             share_weights(model.network, first.policy.base)
         # what serves is plain, and LoRA's layers are put into the network itself
         check = Exactness(model.network, model.sample, model.context)
         with check.refusing("served"):
-            speed = first.speed if first else tune_decoding(model, model.network, dtype=self.dtype)
+            speed = (
+                first.speed
+                if first is not None and alike
+                else tune_decoding(model, model.network, dtype=self.dtype)
+            )
         serving = self._make_serving(model, speed, check)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)  # LoRA's start is random
