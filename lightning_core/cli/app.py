@@ -134,6 +134,7 @@ VERBS: Final = (
         "console",
         "serving.console",
         "Show runs in the browser, during and after training: curves, rollouts, replay, and why.",
+        extra_args=True,
     ),
     Verb(
         "alerts",

@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
@@ -89,6 +89,7 @@ def gateway(
 
 
 def console(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(metavar="RUN|STORE", help="A run's folder, a folder of runs, or a store's URL."),
@@ -104,16 +105,30 @@ def console(
         str | None,
         typer.Option(metavar="FILE:FUNCTION", help="A reward function of yours, for Why's “What if?”."),
     ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(help="The script that the run was begun with: a rollout's page may run it, to go on."),
+    ] = None,
 ) -> None:
     """Show runs in the browser, during and after training: curves, rollouts, replay, and why.
 
     It listens only on this machine. The printed address holds a token: anyone who has it can open the page.
+    With --script you can edit a reply or a prompt in a rollout, and see how your app goes on. Arguments after
+    `--` go to the script.
 
         agentlightning console runs/demo
+        agentlightning console runs/demo --script train.py
     """
+    if script is None and context.args:
+        raise ConfigError(f"{context.args} would go to a script, and none is named; give --script")
+    if script is not None and not script.is_file():
+        raise ConfigError(f"there is no script {str(script)!r}; give the path of a Python file")
     if save is None:
-        asyncio.run(serve_console(what, port, reward))
+        app = () if script is None else (str(script.resolve()), *context.args)
+        asyncio.run(serve_console(what, port, reward, app))
         return
+    if script is not None:
+        raise ConfigError("--script is for the live page: a page on disk runs nothing; leave it out")
     if reward is not None:
         raise ConfigError("--reward is for the live page: a page on disk can't ask what if; leave it out")
     from lightning_core.console.saving import save_page
@@ -233,13 +248,13 @@ async def _of_run(
             yield gateway, f"{served} of run {run_id!r} as {upstream.model_name!r}"
 
 
-async def serve_console(what: str, port: int, reward: str | None) -> None:
+async def serve_console(what: str, port: int, reward: str | None, script: Sequence[str]) -> None:
     """Serve until interrupted. Raises ConfigError if there is no run, or no such reward function."""
     from lightning_core.console.reasons import load_rewards
     from lightning_core.console.server import Console
     from lightning_core.console.shelf import Shelf
 
-    async with Shelf(what, load_plugins(), load_rewards(reward)) as shelf:
+    async with Shelf(what, load_plugins(), load_rewards(reward), script) as shelf:
         made = Console(shelf)
         async with GatewayServer(made, port=port, name="lightning-console") as server:
             stop = until_signal()

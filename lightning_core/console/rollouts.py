@@ -17,7 +17,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.experience.returns import with_final
 from lightning_core.insight.trace import read_traces
 from lightning_core.insight.why import reasons_of
-from lightning_core.records.types import Call, Event, Reward, Rollout, Span, Status, ToolEvent
+from lightning_core.records.types import TRIED, Call, Event, Reward, Rollout, Run, Span, Status, ToolEvent
 from lightning_core.stores.base import Store
 from lightning_core.trainer.report import model_name, task_text
 
@@ -190,6 +190,7 @@ async def show_rollout(question: PageRequest) -> dict[str, Any]:
     return {
         **summary(trace.rollout, calls, rewards),
         "input": rollout.task.input,
+        "fork": _fork(found, run, rollout),
         "nodes": nodes,
         "peers": group,
         "run_agents": await list_agents(store, found.run_id),
@@ -197,6 +198,18 @@ async def show_rollout(question: PageRequest) -> dict[str, Any]:
             "calls": {call_id: list(map(to_shown, some)) for call_id, some in reasons.items()},
             "problem": problem,
         },
+    }
+
+
+def _fork(found: Found, run: Run | None, rollout: Rollout) -> dict[str, Any] | None:
+    """Where it leaves the course of another rollout, and the console's name for that one's run."""
+    fork, of = rollout.sampling.fork, None if run is None else run.config.get(TRIED)
+    if fork is None:
+        return None
+    edited = "reply" if fork.reply is not None else "prompt" if fork.prompt is not None else None
+    own = found.run_id.removeprefix(str(of)) if of else ""
+    return {**fork.model_dump(include={"rollout_id", "call_id"}), "edited": edited} | {
+        "run": found.name.removesuffix(own)
     }
 
 

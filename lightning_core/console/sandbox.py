@@ -92,7 +92,8 @@ async def try_versions(question: PageRequest) -> dict[str, Any]:
             )
         ]
     )
-    playing = _play(trial, found.store, question.shelf.plugins)
+    worker = [script_of(trial), *_arguments(trial)]
+    playing = play(trial, found.store, question.shelf.plugins, worker, str(trial.provenance["folder"]))
     question.shelf.trials[trial.id] = asyncio.create_task(playing)
     return {"trial": trial.id}
 
@@ -151,12 +152,13 @@ async def _begin(store: Store, run: Run, arms: list[tuple[int, Mapping[str, int]
     return trial
 
 
-async def _play(trial: Run, url: str, plugins: Plugins) -> None:
-    """Have the trial's rollouts run, by a gateway and a worker that end with it."""
+async def play(trial: Run, url: str, plugins: Plugins, script: Sequence[str], folder: str) -> None:
+    """Have the trial's rollouts run, by a gateway and a worker that end with it. `script`: its path and its
+    arguments; `folder`: where both are started."""
     with_run = ("--store", url, "--run", trial.id)
     async with open_store(url, plugins) as store:
-        verbs = ["gateway", *with_run], _worker(trial, with_run)
-        begun = [await _start(trial, verb) for verb in verbs]
+        verbs = ["gateway", *with_run], ["worker", script[0], *with_run, "--", *script[1:]]
+        begun = [await _start(verb, folder) for verb in verbs]
         ended = [asyncio.create_task(one.communicate()) for one in begun]
         over: Run = trial.model_copy(update={"status": "failed"})
         try:
@@ -174,19 +176,18 @@ async def _play(trial: Run, url: str, plugins: Plugins) -> None:
             await store.put_run(over.model_copy(update={"config": {**trial.config, PROBLEM: told}}))
 
 
-def _worker(trial: Run, with_run: Sequence[str]) -> list[str]:
-    """A worker of the run's script, which is given what it was given then."""
-    command: Any = trial.provenance.get("command")
-    given = command[command.index("--") :] if isinstance(command, list) and "--" in command else []
-    return ["worker", script_of(trial), *with_run, *given]
+def _arguments(run: Run) -> list[str]:
+    """What the run's script was given."""
+    command: Any = run.provenance.get("command")
+    return command[command.index("--") + 1 :] if isinstance(command, list) and "--" in command else []
 
 
-async def _start(trial: Run, given: Sequence[str]) -> asyncio.subprocess.Process:
-    """A verb of ours, where the run was begun; in a session of its own, as Ctrl-C is the console's."""
+async def _start(given: Sequence[str], folder: str) -> asyncio.subprocess.Process:
+    """A verb of ours, in a session of its own, as Ctrl-C is the console's."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "lightning_core.cli", *given),
-        cwd=str(trial.provenance["folder"]),
+        cwd=folder,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,

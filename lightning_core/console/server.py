@@ -34,7 +34,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lightning_core.console import models, reasons, rollouts, runs, sandbox
+from lightning_core.console import forks, models, reasons, rollouts, runs, sandbox
 from lightning_core.console.asking import PageRequest
 from lightning_core.console.shelf import Shelf
 from lightning_core.errors import AccessError, ApiError, ConfigError, DataError, LightningError, NotFoundError
@@ -50,10 +50,11 @@ ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
         **models.ANSWERS,
         **reasons.ANSWERS,
         **sandbox.ANSWERS,
+        **forks.ANSWERS,
     }
 )
 """The answers to GET, by the last part of the address."""
-VERBS: Final[Mapping[str, Answer]] = MappingProxyType({**models.VERBS, **sandbox.VERBS})
+VERBS: Final[Mapping[str, Answer]] = MappingProxyType({**models.VERBS, **sandbox.VERBS, **forks.VERBS})
 """The answers to POST, with JSON, which no other site's page may send unasked."""
 _BASE: Final = "/api/"
 """Under which the answers about runs lie."""

@@ -7,7 +7,7 @@ run in it is first asked for; of many folders only the last few stay open.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from lightning_core.plugins import Plugins
 from lightning_core.records.types import TRIED
 from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, check_there
+from lightning_core.trainer.forking import FORK
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.versions import in_folder
 
@@ -30,7 +31,7 @@ READS: Final = frozenset(
 _OPEN: Final = 8
 """Stores that stay open."""
 TRIAL: Final = "-try-"
-"""In the id of a trial, between its run's id and its number."""
+"""In the id of a trial of versions, between its run's id and its number."""
 
 
 class ReadOnly:
@@ -68,11 +69,16 @@ class Shelf:
     """The runs under `target`: a run's folder, a folder of runs, or a store's URL. Enter it to use it."""
 
     def __init__(
-        self, target: str, plugins: Plugins, rewards: Mapping[str, RewardFunction] = MappingProxyType({})
+        self,
+        target: str,
+        plugins: Plugins,
+        rewards: Mapping[str, RewardFunction] = MappingProxyType({}),
+        script: Sequence[str] = (),
     ) -> None:
-        """`rewards`: the user's own, for what-if. Raises ConfigError if there is no run."""
+        """`rewards`: the user's own, for what-if. `script`: the path of the user's script and its arguments,
+        which forks run. Raises ConfigError if there is no run."""
         self._target = target
-        self.plugins, self.rewards = plugins, rewards
+        self.plugins, self.rewards, self.script = plugins, rewards, tuple(script)
         self._opened: dict[str, tuple[Store, AsyncExitStack]] = {}
         self._opening = asyncio.Lock()
         self.evaluated: dict[tuple[str, float, int, int], dict[str, Any] | None] = {}
@@ -112,12 +118,12 @@ class Shelf:
     async def get(self, name: str) -> Found:
         """The run of that name, or the trial of a run. Raises NotFoundError."""
         found = await self.list()
-        of, mark, number = name.rpartition(TRIAL)
         for one in found:
             if one.name == name:
                 return one
-            if mark and one.name == of:
-                return replace(one, name=name, run_id=f"{one.run_id}{mark}{number}")
+        for one in found:
+            if name.startswith((f"{one.name}{TRIAL}", f"{one.name}{FORK}")):
+                return replace(one, name=name, run_id=f"{one.run_id}{name.removeprefix(one.name)}")
         there = ", ".join(repr(one.name) for one in found[:5]) or "none"
         there += f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise NotFoundError(f"there is no run {name!r}; there are: {there}")

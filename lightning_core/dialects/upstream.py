@@ -166,8 +166,8 @@ class Generation(Protocol):
     (`backends.serving.constraints`); None for a request without one."""
 
     @property
-    def policy_version(self) -> int:
-        """Version of the weights that answer; known once iteration has begun."""
+    def policy_version(self) -> int | None:
+        """Version of the weights that answer; known once iteration has begun. None: no version does."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
     async def aclose(self) -> None: ...

@@ -18,6 +18,7 @@ from lightning_core.dialects.base import Dialect, ReplyWriter, Request
 from lightning_core.dialects.constraints import in_words
 from lightning_core.dialects.lenient import Json
 from lightning_core.dialects.upstream import Upstream
+from lightning_core.dialects.writing import to_json
 from lightning_core.errors import ApiError, ConfigError, GatewayError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
@@ -115,14 +116,17 @@ class Endpoint:
         request = await read_content(content, lambda content: self._read(content, caller))
         self._tell_replaced(caller, request)
         self._tell_not_offered(caller, request)
-        chat = replace(request.chat, whole=not request.stream)
-        asked = pin(chat, caller, request.model, self._upstream.model_name, self._policies)
         place = await self._forks.find(caller, request, self._dialect.name)
         if place is not None:  # under the recorded id, so that the ids in replies are those on record
             caller = replace(caller, call_id=place.call.id)
         if place is not None and not place.sampled:
             recording = Recording(replace(caller, trained=False), request, self._dialect, place.call.policy)
             return Exchange(recording, RecordedReply(place.call).begin, request.chat, fresh)
+        if place is not None and place.prompt is not None:
+            content = to_json({**request.raw, **place.prompt})
+            request = await read_content(content, lambda content: self._read(content, caller))
+        chat = replace(request.chat, whole=not request.stream)
+        asked = pin(chat, caller, request.model, self._upstream.model_name, self._policies)
         recording = Recording(caller, request, self._dialect, asked.policy)
         return Exchange(recording, self._upstream.chat, asked, fresh)
 

@@ -98,7 +98,7 @@ class Exchange:
             await generation.aclose()
         sampled.check_finished()
 
-    def _check_version(self, answering: int) -> None:
+    def _check_version(self, answering: int | None) -> None:
         """Answered by the version that was asked for, or not at all: whatever the engine is."""
         asked = self._request.policy_version
         if asked not in (None, answering):

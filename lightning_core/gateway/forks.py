@@ -3,8 +3,9 @@
 The app runs again from its start. Until it makes the call at which the rollout forks, each request must equal
 one on record: by agent, API, and body as JSON with sorted keys, byte for byte. Only ids of tool calls may be
 others, as some frameworks draw them by chance. It gets the reply on record, ids included. The call of the
-fork is sampled. After it, a request that equals a call which had begun before the fork's reply was there gets
-its reply too, as it can't follow from that; all others are sampled.
+fork is sampled, from another prompt if the fork has one; or its app gets a reply that a person wrote. After
+it, a request that equals a call which had begun before the fork's reply was there gets its reply too, as it
+can't follow from that; all others are sampled.
 
 A request that equals none ends the attempt, and the refusal says what differs: rewards of an app that depends
 on time, chance or the network can't be compared.
@@ -14,18 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning_core.dialects.base import Request
-from lightning_core.dialects.lenient import with_numbered_ids
+from lightning_core.dialects.chat import Chat
+from lightning_core.dialects.lenient import Json, tool_call, with_numbered_ids
+from lightning_core.dialects.strict import invalid, short
 from lightning_core.dialects.upstream import ChatRequest, Delta
 from lightning_core.errors import ApiError
 from lightning_core.gateway.access import Caller
 from lightning_core.records.linking import answering
-from lightning_core.records.types import TRIED, Call, Fork
+from lightning_core.records.types import TRIED, Call, Choice, Fork
 from lightning_core.stores.base import Store
 
 LEFT_RECORD: Final = "left_record"
@@ -34,6 +38,8 @@ _ATTEMPTS: Final = 4096
 """Attempts that are remembered."""
 _AROUND: Final = 24
 """Characters shown on each side of a difference."""
+WRITTEN: Final = "a person wrote the reply"
+"""Why a reply in a sampled one's place is not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,11 @@ class OnRecord:
     """The place of a request in the record of the rollout that it forks from."""
 
     call: Call
+    """With the reply for the app, if that is not sampled."""
     sampled: bool
     """Whether the reply is sampled all the same."""
+    prompt: Json | None = None
+    """Fields of the request from which it is sampled; None: the app's own."""
 
 
 class Forks:
@@ -64,14 +73,17 @@ class Forks:
         async with self._opening:
             course = self._courses.get((caller.rollout_id, caller.attempt))
             if course is None:
-                course = await self._open(caller.rollout_id, fork)
+                course = await self._open(caller.rollout_id)
                 self._courses[caller.rollout_id, caller.attempt] = course
                 if len(self._courses) > _ATTEMPTS:
                     self._courses.popitem(last=False)
         return course.find(caller, request, dialect)
 
-    async def _open(self, rollout_id: str, fork: Fork) -> _Course:
-        own, source = await self._store.get_rollouts([rollout_id, fork.rollout_id])
+    async def _open(self, rollout_id: str) -> _Course:
+        (own,) = await self._store.get_rollouts([rollout_id])
+        fork = own.sampling.fork  # the token names the call alone: a reply or a prompt may be long
+        assert fork is not None
+        (source,) = await self._store.get_rollouts([fork.rollout_id])
         if own.run_id != source.run_id:
             run = await self._store.find_run(own.run_id)
             if run is None or run.config.get(TRIED) != source.run_id:
@@ -108,6 +120,8 @@ class _Course:
                 code="no_call",
             )
         self._target = target
+        self._written = None if fork.reply is None else written_call(target, fork.reply)
+        """The call with the reply that a person wrote."""
 
     def find(self, caller: Caller, request: Request, dialect: str) -> OnRecord | None:
         if self._refusal is not None:
@@ -118,7 +132,11 @@ class _Course:
             if call is None:
                 return None
             self._had[caller.call_id] = call
-        return OnRecord(call, sampled=call is self._target)
+        if call is not self._target:
+            return OnRecord(call, sampled=False)
+        if self._written is not None:
+            return OnRecord(self._written, sampled=False)
+        return OnRecord(call, sampled=True, prompt=self._fork.prompt)
 
     def _take(self, caller: Caller, request: Request, dialect: str) -> Call | None:
         key = _key(caller.agent, dialect, request.raw)
@@ -167,7 +185,7 @@ class _Course:
 
 
 class RecordedReply:
-    """A reply on record as a completion (`upstream.Generation`)."""
+    """A reply that is there already, as a completion (`upstream.Generation`)."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -175,9 +193,9 @@ class RecordedReply:
         self.grammar = call.grammar
 
     @property
-    def policy_version(self) -> int:
-        """The version that had answered."""
-        return self._call.policy_version or 0
+    def policy_version(self) -> int | None:
+        """The version that had answered; None if a person wrote the reply."""
+        return self._call.policy_version
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         for choice in self._call.choices:
@@ -200,6 +218,42 @@ class RecordedReply:
     async def begin(self, request: ChatRequest) -> RecordedReply:
         """Answers a request in place of an engine."""
         return self
+
+
+def read_reply(given: Json) -> Json:
+    """The assistant's message that a person wrote, as in Chat Completions; tool calls without ids get some.
+
+    Raises ApiError for any other message.
+    """
+    if given.get("role") != "assistant":
+        raise invalid("role", f"the reply has the role {short(given.get('role'))}; only an assistant replies")
+    (message,), _ = Chat.conversation({"messages": [given]})
+    calls = [_tool_call(each, place) for place, each in enumerate(message.get("tool_calls") or ())]
+    if not calls and message["content"] is None:
+        raise invalid("content", "the reply says nothing: give it content or tool_calls")
+    return {**message, **({"tool_calls": calls} if calls else {})}
+
+
+def _tool_call(call: Json, place: int) -> Json:
+    match call:
+        case {"function": {"name": str(name), "arguments": str(arguments)}}:
+            return tool_call(str(call.get("id") or f"call_{uuid.uuid4().hex}"), name, arguments)
+    raise invalid(
+        f"tool_calls[{place}]",
+        f"tool_calls[{place}] is {short(call)}; give "
+        '{"type": "function", "function": {"name": "...", "arguments": "JSON as text"}}',
+    )
+
+
+def written_call(call: Call, reply: Json) -> Call:
+    """The call with a reply that a person wrote: it has no tokens, and no version sampled it.
+
+    Raises ApiError for a reply that can't stand there.
+    """
+    message = read_reply(reply)
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    choice = Choice(message=message, finish_reason=reason, left_out=WRITTEN)
+    return call.model_copy(update={"choices": [choice], "policy_version": None, "grammar": None})
 
 
 def _refused(message: str) -> ApiError:

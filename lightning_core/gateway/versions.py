@@ -300,7 +300,7 @@ class _Kept:
         self.prompt_ids, self.grammar = generation.prompt_ids, generation.grammar
 
     @property
-    def policy_version(self) -> int:
+    def policy_version(self) -> int | None:
         return self._generation.policy_version
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
@@ -325,7 +325,7 @@ class _Verified:
         self.prompt_ids, self.grammar = begun.prompt_ids, begun.grammar
 
     @property
-    def policy_version(self) -> int:
+    def policy_version(self) -> int | None:
         return self._generation.policy_version
 
     async def __aiter__(self) -> AsyncIterator[Delta]:

@@ -10,6 +10,7 @@ Kazemnejad et al., arXiv 2410.01679). R is one draw of what follows the reply; i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -68,6 +69,14 @@ def read_fork(rollout: Rollout, calls: Sequence[Call]) -> ForkResult:
     if rollout.reward is None:
         return ForkResult(None, rollout.error or f"the rollout is {rollout.status} without a reward", target)
     return ForkResult(trial_reward(rollout), None, target)
+
+
+def count_problems(results: Sequence[ForkResult]) -> list[str]:
+    """A line for each reason why forks of a call can't be compared: how many, and why."""
+    counts = Counter(each.problem for each in results if each.problem is not None)
+    return [
+        f"{count} of {len(results)} forks can't be compared: {problem}" for problem, count in counts.items()
+    ]
 
 
 def reply_value(reward: float, others: Sequence[float]) -> ReplyValue:

@@ -111,6 +111,10 @@ class Fork(Record):
     rollout_id: str
     call_id: str
     """Its reply is sampled again; calls before it get the replies on record."""
+    reply: dict[str, JsonValue] | None = None
+    """The assistant's message, as in Chat Completions, that the app gets there in place of a sampled one."""
+    prompt: dict[str, JsonValue] | None = None
+    """Fields of the request, such as `messages`, that the model gets there in place of the app's own."""
 
 
 class Sampling(Record):

@@ -24,6 +24,7 @@ from lightning_core.experience.returns import with_final
 from lightning_core.plugins import load_plugins
 from lightning_core.records.sequences import as_ids, as_logprobs
 from lightning_core.records.types import (
+    TRIED,
     UNNAMED,
     Call,
     Choice,
@@ -35,6 +36,7 @@ from lightning_core.records.types import (
     Transition,
     matches,
 )
+from lightning_core.stores.base import Store
 from lightning_core.trainer.folder import RunFolder, check_there
 from lightning_core.trainer.parts import open_store
 from lightning_core.trainer.plan import shuffled
@@ -83,13 +85,18 @@ async def _read(source: str | Path, split: Split) -> tuple[list[Rollout], list[C
     async with open_store(url, load_plugins()) as store:
         rollouts = [
             rollout
-            for name in ([run_id] if run_id else [run.id for run in await store.list_runs()])
+            for name in ([run_id] if run_id else await _run_ids(store))
             for rollout in await store.find_rollouts(name, split=split)
         ]
         ids = [rollout.id for rollout in rollouts]
         calls, rewards = await store.get_calls(ids), await store.get_rewards(ids)
     rollouts = [with_final(rollout, rewards[rollout.id]) for rollout in rollouts]
     return rollouts, [call for part in calls.values() for call in part]
+
+
+async def _run_ids(store: Store) -> list[str]:
+    """The runs of a store, without trials: a reply in one may be a person's."""
+    return [run.id for run in await store.list_runs() if TRIED not in run.config]
 
 
 def _reaches(rollout: Rollout, least: float | None) -> bool:

@@ -203,10 +203,10 @@ class RolloutPlan:
             for repeat in range(repeats)
         ]
 
-    def fork(self, rollout: Rollout, call_id: str, samples: int) -> list[Rollout]:
-        """`samples` rollouts that leave the course of a recorded one at a call. Each draws its own random
-        numbers, which follow from the plan's seed, the rollout, the call and its number."""
-        group = f"{self.run_id}-fork-{rollout.id}-{call_id}"
+    def fork(self, rollout: Rollout, fork: Fork, samples: int) -> list[Rollout]:
+        """`samples` rollouts that leave the course of a recorded one. Each draws its own random numbers,
+        which follow from the plan's seed, the rollout, the call and its number."""
+        group = f"{self.run_id}-fork-{rollout.id}-{fork.call_id}"
         return [
             Rollout(
                 id=f"{group}-{number}",
@@ -216,8 +216,8 @@ class RolloutPlan:
                 step=rollout.step,
                 sampling=rollout.sampling.model_copy(
                     update={
-                        "seed": self._seed("fork", rollout.id, call_id, number),
-                        "fork": Fork(rollout_id=rollout.id, call_id=call_id),
+                        "seed": self._seed("fork", rollout.id, fork.call_id, number),
+                        "fork": fork,
                     }
                 ),
                 policy_version=self.version,

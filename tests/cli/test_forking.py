@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from lightning_core.errors import DataError
+from lightning_core.gateway.forks import WRITTEN
 from lightning_core.records.types import TRIED, Call, Rollout
 from lightning_core.stores.sqlite import SqliteStore
+from lightning_core.trainer.demonstrations import demonstrations
 
 SCRIPT = Path(__file__).parent / "forking_job.py"
 
@@ -101,3 +105,59 @@ def test_another_script_is_refused(call, tmp_path):
     other.write_text(SCRIPT.read_text().replace("solve", "another"))
     status, said = call("fork", other, run, "--rollout", "sampled-0")
     assert (status, "is of the function 'solve'" in said) == (1, True), said
+
+
+def test_an_edited_reply_and_an_edited_prompt_go_on_from_there(call, tmp_path):
+    run, file = tmp_path / "run", tmp_path / "prompt.json"
+    assert call("train", SCRIPT, "--folder", run)[0] == 0
+    common = "fork", SCRIPT, run, "--rollout", "sampled-0", "--call", 1, "--samples", 2
+    status, said = call(*common, "--reply", "SELECT name FROM boats")
+    assert status == 0, said
+    assert "your reply" in said
+    assert call(*common, "--prompt", file)[0] == 0
+    prompt = json.loads(file.read_text())
+    prompt["messages"][0]["content"] = "List the ships."
+    file.write_text(json.dumps(prompt))
+    status, said = call(*common, "--prompt", file)
+    assert status == 0, said
+    _, calls, forks = asyncio.run(read(run))
+    replied = [own for one, own in forks if one.sampling.fork and one.sampling.fork.reply]
+    prompted = [own for one, own in forks if one.sampling.fork and one.sampling.fork.prompt]
+    assert (len(replied), len(prompted)) == (2, 2)
+    for written, critic in replied:
+        (choice,) = written.choices
+        assert (written.id, written.request) == (calls[0].id, calls[0].request)
+        assert choice.message == {"role": "assistant", "content": "SELECT name FROM boats"}
+        assert (choice.completion_ids, choice.logprobs, choice.left_out) == (None, None, WRITTEN)
+        assert (written.policy_version, written.trained) == (None, False)
+        assert critic.request["messages"][0]["content"].startswith("SELECT name FROM boats")
+        assert (critic.policy_version, critic.trained) == (calls[1].policy_version, True)
+        assert critic.choices[0].logprobs
+    for sampled, critic in prompted:
+        assert sampled.request == {**calls[0].request, **prompt}
+        assert (sampled.prompt_ids != calls[0].prompt_ids, sampled.trained) == (True, True)
+        assert sampled.choices[0].message["content"] in critic.request["messages"][0]["content"]
+    with pytest.raises(DataError, match="0 of 0 train rollouts"):  # a trial is no run to imitate
+        demonstrations(f"sqlite:///{run / 'store.db'}")
+
+
+def test_edits_that_can_not_be_made_are_refused(call, tmp_path):
+    run, file = tmp_path / "run", tmp_path / "prompt.json"
+    assert call("train", SCRIPT, "--folder", run)[0] == 0
+    file.write_text('{"input": []}')
+
+    def refused(*given: object, rollout: str = "sampled-0") -> str:
+        status, said = call("fork", SCRIPT, run, "--rollout", rollout, *given)
+        assert status == 1, said
+        return said
+
+    assert "give a reply or a prompt" in refused("--reply", "a", "--prompt", file)
+    assert "these are 2; name one" in refused("--reply", "a")
+    assert "these are 2; name one" in refused("--prompt", tmp_path / "new.json")
+    assert "whose prompt is in messages" in refused("--call", 1, "--prompt", file)
+    both = "--call", 1, "--reply", "a", "--samples", 2
+    assert "all 2 samples would be the same" in refused(*both, rollout="greedy-0")
+    file.write_text("[]")
+    assert "is no JSON object" in refused("--call", 1, "--prompt", file)
+    status, said = call("fork", SCRIPT, run, "--rollout", "greedy-0", "--call", 1, "--reply", "a")
+    assert (status, "1 rollouts fork" in said) == (0, True), said

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from lightning_core.gateway.forks import describe_difference
+from lightning_core.gateway.forks import WRITTEN, describe_difference
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.records.linking import answering
 from lightning_core.records.types import TRIED, Call, Fork, Rollout, Run, Sampling, Task
@@ -32,10 +32,11 @@ async def house() -> AsyncIterator[House]:
         yield opened
 
 
-async def fork(house: House, call: Call, name: str = "r2") -> str:
+async def fork(house: House, call: Call, name: str = "r2", **edit: Any) -> str:
     """Start a rollout that forks at a call; its token."""
     assert call.rollout_id is not None
-    return await house.rollout(name, Sampling(fork=Fork(rollout_id=call.rollout_id, call_id=call.id)))
+    made = Fork(rollout_id=call.rollout_id, call_id=call.id, **edit)
+    return await house.rollout(name, Sampling(fork=made))
 
 
 async def ask(client: openai.AsyncOpenAI, *words: str, **options: Any) -> str:
@@ -69,6 +70,110 @@ async def test_calls_before_the_fork_get_the_recorded_replies_and_later_ones_are
     assert third.request["messages"][3]["content"] == "reply 4.0"
     assert [each.trained for each in (first, second, third)] == [False, True, True]
     assert len(house.engine.requests) == 5
+
+
+async def test_a_reply_that_a_person_wrote_is_given_and_never_recorded_as_sampled(house: House) -> None:
+    await chat(house.client(await house.rollout()), "a", "b", "c")
+    recorded = await house.calls()
+    token = await fork(house, recorded[1], reply={"role": "assistant", "content": "mine"})
+    assert await chat(house.client(token), "a", "b", "c") == "reply 4.0"
+    first, second, third = await house.calls("r2")
+    assert (first.request, first.choices) == (recorded[0].request, recorded[0].choices)
+    assert (second.id, second.request) == (recorded[1].id, recorded[1].request)
+    (choice,) = second.choices
+    assert choice.message == {"role": "assistant", "content": "mine"}
+    assert (choice.completion_ids, choice.logprobs, second.policy_version) == (None, None, None)
+    assert (second.trained, choice.left_out) == (False, WRITTEN)
+    assert third.request["messages"][3]["content"] == "mine"
+    assert (third.trained, len(house.engine.requests)) == (True, 4)
+
+
+async def test_a_tool_call_that_a_person_wrote_comes_in_each_api_and_in_a_stream(house: House) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    flat = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+
+    async def chatted(token: str) -> Any:
+        stream = await house.client(token).chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "a"}], tools=[LOOK], stream=True
+        )
+        return [piece async for piece in stream]
+
+    async def responded(token: str) -> Any:
+        given = {"model": "policy", "input": "a", "tools": [flat]}
+        return (await house.client(token).responses.create(**given)).output
+
+    async def messaged(token: str) -> Any:
+        tool = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
+        async with anthropic.AsyncAnthropic(base_url=house.url, api_key=token, max_retries=0) as client:
+            return await client.messages.create(
+                model="policy", max_tokens=9, messages=[{"role": "user", "content": "a"}], tools=[tool]
+            )
+
+    async def edited(app: Any, name: str) -> Any:
+        await app(await house.rollout(name))
+        (target,) = await house.calls(name)
+        return await app(await fork(house, target, f"{name}-fork", reply=reply))
+
+    pieces = [piece.choices[0] for piece in await edited(chatted, "chat")]
+    asked = [call for piece in pieces for call in piece.delta.tool_calls or ()]
+    assert (asked[0].function.name, asked[0].id.startswith("call_")) == ("look", True)
+    assert "".join(each.function.arguments or "" for each in asked) == '{"at": 1}'
+    assert pieces[-1].finish_reason == "tool_calls"
+    (item,) = await edited(responded, "responses")
+    assert (item.type, item.name, item.arguments) == ("function_call", "look", '{"at": 1}')
+    message = await edited(messaged, "messages")
+    assert (message.content[0].name, message.content[0].input) == ("look", {"at": 1})
+    assert message.stop_reason == "tool_use"
+    assert len(house.engine.requests) == 3
+
+
+async def test_a_prompt_that_a_person_wrote_is_what_the_engine_gets(house: House) -> None:
+    await chat(house.client(await house.rollout()), "a", "b", "c")
+    recorded = await house.calls()
+    edited = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "B"}]
+    token = await fork(house, recorded[1], prompt={"messages": edited})
+    assert await chat(house.client(token), "a", "b", "c") == "reply 5.0"
+    first, second, third = await house.calls("r2")
+    assert first.choices == recorded[0].choices
+    assert house.engine.requests[3].messages == edited
+    assert (second.id, second.request) == (recorded[1].id, {**recorded[1].request, "messages": edited})
+    assert (second.choices[0].message["content"], second.trained) == ("reply 4.0", True)
+    assert [each["content"] for each in third.request["messages"]] == [
+        "a",
+        "reply 1.0",
+        "b",
+        "reply 4.0",
+        "c",
+    ]
+
+
+async def test_system_prompts_that_stand_apart_are_edited_too(house: House) -> None:
+    async def app(token: str) -> None:
+        async with anthropic.AsyncAnthropic(base_url=house.url, api_key=token, max_retries=0) as client:
+            await client.messages.create(
+                model="policy", max_tokens=9, system="old", messages=[{"role": "user", "content": "a"}]
+            )
+
+    await app(await house.rollout())
+    (target,) = await house.calls()
+    await app(await fork(house, target, prompt={"system": "new"}))
+    assert [each["content"] for each in house.engine.requests[1].messages] == ["new", "a"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ({"role": "user", "content": "a"}, "only an assistant replies"),
+        ({"role": "assistant"}, "says nothing"),
+        ({"role": "assistant", "tool_calls": [{"name": "look"}]}, r"tool_calls\[0\] is"),
+    ],
+)
+async def test_a_reply_that_is_none_is_refused(house: House, reply: Any, said: str) -> None:
+    await ask(house.client(await house.rollout()), "a")
+    token = await fork(house, (await house.calls())[0], reply=reply)
+    with pytest.raises(openai.BadRequestError, match=said):
+        await ask(house.client(token), "a")
 
 
 async def test_ids_of_replies_and_tool_calls_are_those_on_record(house: House) -> None:

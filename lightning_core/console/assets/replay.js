@@ -1,6 +1,7 @@
 // One rollout step by step: who was called, with what, what came back, and what it earned.
 
 import { dot, fill, h, hue, lasting, link, num, percent, reward, short, signed } from "console/dom.js";
+import { panel } from "console/forks.js";
 import { ask, known } from "console/net.js";
 import { term } from "console/terms.js";
 
@@ -9,6 +10,7 @@ export async function show(place) {
   for (const node of rollout.nodes) {
     if (node.kind !== "call") continue;
     node.reasons = rollout.reasons.calls[node.id] || [];
+    if (rollout.fork?.call_id === node.id) node.edited = rollout.fork.edited;
     node.credit = node.reasons.find((one) => one.advantage !== null)?.advantage ?? null;
   }
   const names = [...new Set([...rollout.run_agents, ...rollout.nodes.map((node) => node.agent).filter(Boolean)])];
@@ -18,7 +20,7 @@ export async function show(place) {
   const detail = h("article.detail", { "aria-live": "polite" });
   const steps = rollout.nodes.map((node, index) => step(node, index, depth[index], names, begin, end));
   const tree = h("ol.tree", { "aria-label": "Steps" }, steps.map((one) => h("li", {}, one)));
-  let at = -1;
+  let at = -1, forks = null;
 
   function choose(index, focus) {
     at = Math.max(0, Math.min(steps.length - 1, index));
@@ -26,7 +28,9 @@ export async function show(place) {
     if (!steps.length) return;
     steps[at].scrollIntoView({ block: "nearest" });
     if (focus) steps[at].focus({ preventScroll: true });
-    fill(detail, inside(rollout, rollout.nodes[at], names, place));
+    const node = rollout.nodes[at];
+    forks = node.kind === "call" ? panel(place, node, names) : null;
+    fill(detail, inside(rollout, node, names, place, forks?.element));
     history.replaceState(null, "", `#/${encodeURIComponent(place.run)}/rollout/${encodeURIComponent(place.id)}?at=${at}`);
   }
 
@@ -42,6 +46,7 @@ export async function show(place) {
   return {
     element: h("div.replay", {}, heading(rollout, place), h("div.split", {}, tree, detail)),
     shown: () => choose(wanted),
+    tick: () => forks?.tick(),
   };
 }
 
@@ -69,6 +74,8 @@ function heading(rollout, place) {
         h("a", { href: `#/${run}/rollouts?task=${encodeURIComponent(rollout.task)}` }, "this task over the run"))),
     h("div.score", {}, reward(rollout.reward), h("small.quiet", {}, rollout.intermediate ? `${signed(rollout.intermediate, 2)} intermediate` : "final reward")),
     rollout.error && h("pre.error", {}, rollout.error),
+    rollout.fork && h("p", {}, `${{ reply: "A person wrote the reply at one call", prompt: "A person wrote the prompt of one call" }[rollout.fork.edited] || "One call was sampled again"}. The calls before it are those of `,
+      h("a", { href: `#/${encodeURIComponent(rollout.fork.run)}/rollout/${encodeURIComponent(rollout.fork.rollout_id)}` }, h("span.mono", {}, rollout.fork.rollout_id)), "."),
     peers,
     h("details", {}, h("summary", {}, "Task"), h("pre", {}, JSON.stringify(rollout.input, null, 2))));
 }
@@ -84,7 +91,7 @@ function step(node, index, depth, names, begin, end) {
 
 function line(node, names) {
   if (node.kind === "call") {
-    const mark = node.endpoint ? "hosted" : node.trained ? null : "not trained";
+    const mark = node.edited ? `edited ${node.edited}` : node.endpoint ? "hosted" : node.trained ? null : "not trained";
     return [h("span.who", {}, dot(hue(names, node.agent)), h("b", {}, node.agent), mark && h("i.tag", {}, mark), node.status !== "completed" && h("i.tag.bad", {}, node.status)),
       h("span.what", {}, short(node.replies.map(words).join(" │ ") || node.error || "", 80)),
       h("span.fig", {}, node.credit !== null ? credit(node.credit) : "", h("span.quiet", {}, ` ${num(node.written)} tok`))];
@@ -113,8 +120,8 @@ export function text(value) {
 }
 
 // what is inside of a step -------------------------------------------------------------------------
-function inside(rollout, node, names, place) {
-  if (node.kind === "call") return call(rollout, node, names, place);
+function inside(rollout, node, names, place, forks) {
+  if (node.kind === "call") return call(rollout, node, names, place, forks);
   const facts = Object.entries(node).filter(([key, value]) => !["kind", "under", "attributes", "events"].includes(key) && value !== null && value !== "");
   const title = { tool: `Tool ${node.name}`, reward: node.final ? "Final reward" : "Intermediate reward", span: `Span ${node.name}` }[node.kind];
   const shown = { tool: [["arguments", node.arguments], ["result", node.result], ["error", node.error]], span: [["attributes", JSON.stringify(node.attributes, null, 2)], ["error", node.error]], reward: [["reason", node.reason]] }[node.kind];
@@ -128,9 +135,9 @@ function pretty(value) {
   try { return JSON.stringify(JSON.parse(value), null, 2); } catch { return value; }
 }
 
-function call(rollout, node, names, place) {
+function call(rollout, node, names, place, forks) {
   const facts = [
-    node.trained ? "trained" : node.endpoint ? `only seen, answered by ${node.endpoint}` : "not trained",
+    node.edited ? `a person wrote the ${node.edited}` : node.trained ? "trained" : node.endpoint ? `only seen, answered by ${node.endpoint}` : "not trained",
     node.answerer, node.policy && `policy ${node.policy}`, node.policy_version !== null && `version ${node.policy_version}`, `T ${num(node.temperature, 1)}`,
     `${num(node.read)} → ${num(node.written)} tokens`, lasting(node.ended_at - node.started_at),
     node.replies.map((one) => one.finish_reason).filter(Boolean).join(", "),
@@ -141,6 +148,7 @@ function call(rollout, node, names, place) {
     node.error && h("pre.error", {}, node.error),
     h("div.reply", {}, node.replies.map((one, index) => [node.replies.length > 1 && h("h3", {}, `choice ${index}`), message(one), surprise(one)])),
     reasons(rollout, node, place),
+    forks,
     h("h3.divide", {}, node.prompt.length > 1 ? "Prompt, last message first" : "Prompt"),
     node.prompt.slice().reverse().map((one, index) => fold(one, index > 2)),
     node.tools.length ? h("details", {}, h("summary", {}, `${node.tools.length} tools offered`), h("pre", {}, JSON.stringify(node.tools, null, 2))) : null,
