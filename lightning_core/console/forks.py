@@ -1,4 +1,4 @@
-"""What if a call had gone otherwise: the forks of one call of a rollout, begun and shown.
+"""The forks of one call of a rollout: begun from the replay, and shown in it.
 
 A fork is a trial of its run (`trainer.forking`), played as a trial of the sandbox is. It runs the script that
 was named when the console was started, and no other.

@@ -202,7 +202,7 @@ async def show_rollout(question: PageRequest) -> dict[str, Any]:
 
 
 def _fork(found: Found, run: Run | None, rollout: Rollout) -> dict[str, Any] | None:
-    """Where it leaves the course of another rollout, and the console's name for that one's run."""
+    """The call at which it leaves another rollout, and the console's name for that one's run."""
     fork, of = rollout.sampling.fork, None if run is None else run.config.get(TRIED)
     if fork is None:
         return None

@@ -177,7 +177,7 @@ async def play(trial: Run, url: str, plugins: Plugins, script: Sequence[str], fo
 
 
 def _arguments(run: Run) -> list[str]:
-    """What the run's script was given."""
+    """The arguments of the run's script."""
     command: Any = run.provenance.get("command")
     return command[command.index("--") + 1 :] if isinstance(command, list) and "--" in command else []
 
