@@ -38,7 +38,7 @@ from lightning_core.trainer.forking import (
 MOST: Final = 64
 """Rollouts that one request may fork."""
 KINDS: Final = ("none", "reply", "prompt")
-"""What a fork may change at its call (`Edit.kind`)."""
+"""The changes that a fork may make at its call (`Edit.kind`)."""
 _FOLLOWING: Final = 50
 """Calls after the fork that are shown of each rollout."""
 
