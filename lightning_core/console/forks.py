@@ -18,6 +18,7 @@ from lightning_core.console.sandbox import PROBLEM, play, script_of
 from lightning_core.console.shelf import Found
 from lightning_core.dialects import transcript
 from lightning_core.errors import ConfigError, NotFoundError
+from lightning_core.gateway.forks import WRITTEN
 from lightning_core.insight.counterfactual import ForkResult, count_problems, read_fork, reply_value
 from lightning_core.insight.status import state_of
 from lightning_core.records.types import TRIED, Call, Rollout, Run
@@ -186,7 +187,9 @@ def _fork(rollout: Rollout, result: ForkResult | None, calls: Sequence[Call], ta
             {
                 "agent": call.agent,
                 "said": transcript.text(transcript.replies(call)) or call.error or "",
+                "status": call.status,
                 "version": call.policy_version,
+                "written": any(choice.left_out == WRITTEN for choice in call.choices),
             }
             for call in own[first : first + _FOLLOWING]
         ],

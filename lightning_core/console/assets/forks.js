@@ -28,7 +28,7 @@ export function panel(place, node, names) {
     const made = h("form.writing", { "aria-label": "Go on from here", oninput: say, onsubmit: async (event) => {
       event.preventDefault();
       if (!known.script || !confirm(`Run ${known.script} ${samples.value} times from this call on? It runs your app on this machine.`)) return;
-      try { await tell("fork", { ...asked, kind, text: text ? text.value : "", samples: samples.value }); note.className = "quiet"; note.textContent = "It has begun."; fill(form); await look(); }
+      try { await tell("fork", { ...asked, kind, text: text ? text.value : "", samples: samples.value }); note.textContent = note.className = ""; fill(form); await look(); }
       catch (error) { note.className = "error"; note.textContent = error.message; }
     } },
       kind === "reply" && h("p.quiet", {}, "Your app gets this text in place of the reply. A reply that calls tools is an assistant's message as JSON."),
@@ -57,14 +57,14 @@ function quoted(word) {
 function trial(one, recorded, names) {
   const run = encodeURIComponent(one.run);
   const whole = (fork) => [
-    h("ol", {}, fork.calls.map((call) => h("li", {}, dot(hue(names, call.agent)), h("b", {}, call.agent), h("span.tag", {}, call.version === null ? "your reply" : `version ${call.version}`), h("pre", {}, call.said)))),
-    fork.error && h("pre.error", {}, fork.error),
+    h("ol", {}, fork.calls.map((call) => h("li", {}, dot(hue(names, call.agent)), h("b", {}, call.agent), h("span.tag", {}, call.written ? "your reply" : call.version === null ? call.status : `version ${call.version}`), h("pre", {}, call.said)))),
+    fork.error && !one.problems.length && h("pre.error", {}, fork.error),
     h("a", { href: `#/${run}/rollout/${encodeURIComponent(fork.id)}` }, "the whole rollout")];
   return h("div.trial", {},
     h("p", {}, h("b", {}, NAMED[one.kind]), " ", h(`span.status.${one.status}`, {}, one.status), h("span.quiet", {}, ` ${one.ended} of ${one.rollouts} rollouts · ${ago(one.created_at)}`)),
     one.problem && h("pre.error", {}, one.problem),
     one.mean !== null && h("p.verdict", {}, `reward on record ${num(recorded)}, with ${NAMED[one.kind]} `, reward(one.mean),
-      one.rollouts > 1 && ` (95 % interval ${num(one.interval[0])} to ${num(one.interval[1])})`, `: difference ${signed(one.difference)}`),
+      one.rollouts > 1 && ` (95 % interval ${num(one.interval[0])} to ${num(one.interval[1])})`, `: difference ${signed(one.difference)}, above 0 the record was better`),
     one.problems.map((problem) => h("p.error", {}, problem)),
     one.prompt && h("details", {}, h("summary", {}, "The prompt"), h("pre", {}, JSON.stringify(one.prompt, null, 2))),
     one.rollouts === 1 ? whole(one.forks[0]) : one.forks.map((fork) => h("details", {},
