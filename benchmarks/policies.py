@@ -82,7 +82,7 @@ async def update(backends: Sequence[LocalBackend], replies: Sequence[Completion]
         await backend.update(Batch(step, own), GRPO(correction=None))
 
 
-async def measure(model: str, repeats: int) -> dict[str, list[float]]:
+async def measure(model: str, counts: Sequence[int], repeats: int) -> dict[str, list[float]]:
     """Ratios by what was measured."""
     own = LocalBackend(model, lora=LoraOptions(rank=16), dtype="float32", context=256)
     await own.start()
@@ -93,15 +93,15 @@ async def measure(model: str, repeats: int) -> dict[str, list[float]]:
     ratios: dict[str, list[float]] = {}
     vocabulary = own._started.policy.base.config.vocab_size
     for repeat in range(repeats + 1):  # the first warms up
-        for count in COUNTS:
+        for count in counts:
             took: dict[str, list[float]] = {"replies": [], "update": []}
             for backends in ([own], [own, second])[:: 1 if repeat % 2 else -1]:
                 began = time.process_time()
                 replies = await answer(backends, make_prompts(count, vocabulary, repeat))
                 sampled = time.process_time()
                 await update(backends, replies, repeat)
-                for name, seconds in (("replies", sampled - began), ("update", time.process_time() - sampled)):
-                    took[name].append(seconds)
+                took["replies"].append(sampled - began)
+                took["update"].append(time.process_time() - sampled)
             for name, (first, other) in took.items():
                 two, one = (other, first) if repeat % 2 else (first, other)
                 ratios.setdefault(f"{name}, {count}", []).extend([two / one] if repeat else [])
@@ -116,9 +116,10 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", default=["tiny", "smollm2"])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS, help="replies at once")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = {model: asyncio.run(measure(model, options.repeats)) for model in options.models}
+    found = {model: asyncio.run(measure(model, options.counts, options.repeats)) for model in options.models}
     table = Table("model", "what", f"CPU of two policies over one (goal {GOAL})", "least", "most")
     for model, ratios in found.items():
         for name, values in ratios.items():

@@ -66,7 +66,10 @@ REAL: Mapping[str, Any] = MappingProxyType({"dtype": "bfloat16"})
 which takes half the time there."""
 
 
-def instead(example: str, title: str) -> Study:
+VOTES = Variant("best of 8 by votes", lambda: {"steps": 0}, "votes", script="research/votes/words.py")
+
+
+def instead(example: str, title: str, *, more: tuple[Variant, ...] = ()) -> Study:
     """Returns the study of the other things a user could do with an app and a real model."""
     return Study(
         f"{example}-instead",
@@ -82,6 +85,7 @@ def instead(example: str, title: str) -> Study:
                 "more-examples",
                 arguments=("--prompt", "more examples"),
             ),
+            *more,
         ),
         seeds=1,
         steps=None,
@@ -192,7 +196,7 @@ STUDIES = MappingProxyType(
             learning("support", "Customers' messages: which algorithm", "action", seeds=3, tasks=90),
             learning("orders", "Orders: which algorithm", None, seeds=3, tasks=60),
             memory("words", "Word problems: weights and moments in fewer bits"),
-            instead("words", "Word problems: what else one could do"),
+            instead("words", "Word problems: what else one could do", more=(VOTES,)),
             instead("support", "Customers' messages: what else one could do"),
             instead("orders", "Orders: what else one could do"),
         )

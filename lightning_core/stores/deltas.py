@@ -191,7 +191,8 @@ class Recent:
         `read` returns completed calls of the attempt by their ids. `is_base`: whether the call has completed,
         so that others may be based on it.
         """
-        marks, checksum, delta = _marks(whole.request), whole.checksum, None
+        marks = _marks(whole.request, *self._newest(attempt))
+        checksum, delta = _checksum(whole, marks), None
         known = self._find(attempt, name, marks)
         if known is not None and (base := self._read(attempt, known.chain, read)) is not None:
             delta = to_delta(whole, checksum, known.chain[-1], base)
@@ -201,6 +202,12 @@ class Recent:
             self._add(attempt, _Known((*chain, name), marks, family))
             self._keep((attempt, name), whole, checksum)
         return delta or whole
+
+    def _newest(self, attempt: AttemptKey) -> tuple[bytes, bytes]:
+        """The request of the call that was written last, and its marks; empty where it is not kept."""
+        known = self._calls.get(attempt)
+        body, _ = self._bodies.get((attempt, known[-1].chain[-1]), (None, 0)) if known else (None, 0)
+        return (body.request, known[-1].marks) if known and body else (b"", b"")
 
     def _find(self, attempt: AttemptKey, name: str, marks: bytes) -> _Known | None:
         """The call whose request begins most like the one with these marks; of several the last."""
@@ -242,10 +249,22 @@ class Recent:
         return body, checksum
 
 
-def _marks(request: bytes) -> bytes:
-    """The checksums of the first block, of the first two, and so on, 4 bytes each."""
-    found, checksum = [], 0
-    for at in range(BLOCK, len(request) + 1, BLOCK):
+def _marks(request: bytes, before: bytes, marks: bytes) -> bytes:
+    """The checksums of the first block, of the first two, and so on, 4 bytes each. Those of blocks that an
+    earlier request, `before`, begins with too are taken from its `marks`."""
+    same = marks[: shared(before, request) // BLOCK * 4]
+    found, checksum = [], _last(same)
+    for at in range((len(same) // 4 + 1) * BLOCK, len(request) + 1, BLOCK):
         checksum = zlib.crc32(memoryview(request)[at - BLOCK : at], checksum)
         found.append(checksum)
-    return np.asarray(found, "<u4").tobytes()
+    return same + np.asarray(found, "<u4").tobytes()
+
+
+def _last(marks: bytes) -> int:
+    return int.from_bytes(marks[-4:], "little")
+
+
+def _checksum(body: Body, marks: bytes) -> int:
+    """`Body.checksum`, gone on with from the request's last mark."""
+    rest = memoryview(body.request)[len(marks) // 4 * BLOCK :]
+    return zlib.crc32(body.prompt_ids or b"", zlib.crc32(rest, _last(marks)))

@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
 from lightning_core.errors import StoreError, TokenIdsError
-from lightning_core.records.sequences import as_ids, as_logprobs
+from lightning_core.records.sequences import as_ids, as_list, as_logprobs
 from lightning_core.records.types import Choice
 from lightning_core.texts.json_text import load_json
 
 _RARE: Final = ("kept", "left_out", "as_text")
 """Fields of a choice that few have."""
-SHARED: Final = 1 << 18
-"""Ids below this, as nearly all are, share their numbers in memory."""
-LONG: Final = 256
-"""Ids from which a sequence is worth that."""
 
 
 def as_plain(content: Any) -> Any:
@@ -64,21 +58,8 @@ def pack_ids(ids: Sequence[int] | None) -> bytes | None:
 
 
 def unpack_ids(packed: bytes | None) -> list[int] | None:
-    """Token ids; None stays None. Long sequences share their numbers: 8 bytes an id, in place of 40."""
-    if packed is None:
-        return None
-    ids = np.frombuffer(packed, "<u4")
-    shares = len(ids) >= LONG and ids.max() < SHARED
-    found: list[int] = (_numbers()[ids] if shares else ids).tolist()
-    return found
-
-
-@cache
-def _numbers() -> NDArray[np.object_]:
-    """(SHARED,) each number as an object, made once."""
-    numbers = np.empty(SHARED, object)
-    numbers[:] = range(SHARED)
-    return numbers
+    """Token ids; None stays None."""
+    return None if packed is None else as_list(np.frombuffer(packed, "<u4"))
 
 
 def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:

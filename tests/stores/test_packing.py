@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_core.stores.packing import LONG, SHARED, pack_ids, unpack_ids
+from lightning_core.records.sequences import LONG, SHARED
+from lightning_core.stores.packing import pack_ids, unpack_ids
 
 
 @pytest.mark.parametrize("last", [0, 7, SHARED - 1, SHARED, 2**32 - 1])

@@ -30,6 +30,7 @@ from lightning_core.backends.serving.forms import OPENAI, find_form, has_form
 from lightning_core.backends.serving.shapes import SHAPES, is_unusual, lost
 from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ContextLengthError, UnsupportedError
+from lightning_core.records.sequences import as_list
 from lightning_core.texts.json_text import JsonError, read_written, whole
 
 if TYPE_CHECKING:
@@ -321,10 +322,10 @@ class Prompts:
 
     def _checked(self, encode: Callable[[], array[int]]) -> list[int]:
         """Ids that the model can read, whatever its tokenizer makes of a text."""
-        ids = encode()
-        if ids and (last := int(np.frombuffer(ids, np.uintc).max())) >= self._vocabulary:
+        ids = np.frombuffer(encode(), np.uintc)
+        if len(ids) and (last := int(ids.max())) >= self._vocabulary:
             raise self._unknown(last)
-        return self._some(ids.tolist())
+        return self._some(as_list(ids))
 
     def _some(self, ids: list[int]) -> list[int]:
         if not ids:
