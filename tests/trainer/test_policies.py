@@ -179,6 +179,19 @@ async def test_each_policy_is_updated_from_its_own_calls(finished: Path) -> None
         assert all(each.values[f"policy/{name}/logprob_gap_max"] < 1e-3 for name in "ab")
 
 
+async def test_a_frozen_agent_is_answered_by_the_runs_own_policy_and_never_trained_on(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = fit(model, tmp_path / "run", steps=1, agents=["writer"])
+    versions, metrics, calls = await read(folder)
+    assert {(call.agent, call.policy, call.trained) for call in calls} == {
+        ("writer", "a", True),
+        ("critic", None, False),
+    }
+    assert [len(versions[name]) for name in ("policy", "policy:a", "policy:b")] == [1, 2, 1]
+    assert "policy/b/tokens" not in metrics[0].values
+
+
 OWN: dict[str, Any] = {
     "writer": PolicyOptions("a", learning_rate=3e-3),
     "critic": PolicyOptions("b", lora=LoraOptions(rank=2)),
