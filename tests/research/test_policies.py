@@ -56,7 +56,7 @@ def test_each_role_plays_its_policy_in_a_run_of_the_script(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    variant = STUDIES["policies-opposed"].variant("a policy for each role, 4e-3")
+    variant = STUDIES["policies-opposed"].variant("a policy for each role")
     settings = {**variant.settings(), "steps": 1, "folder": str(tmp_path / "run"), "progress": False}
     arguments = [*variant.arguments, "--held-out-tasks", "4"]
     train_script(ROOT / str(variant.script), arguments, Launch(settings))
