@@ -2,8 +2,8 @@
 
 One policy answers n prompts at once, or two answer half of them each, at the same time. Then one policy is
 updated from n replies, or two from half of them each. All are LoRA of rank 16 on one frozen base, as
-`Trainer(policies=...)` has them; two policies may have rank 8 each. Given is the CPU time of two in units of
-that of one, in pairs that take turns. The goal is 1.3.
+`Trainer(policies=...)` has them. Given is the CPU time of two in units of that of one, in pairs that take
+turns. The goal is 1.3.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def main() -> None:
             middle = statistics.median(values)
             table.add_row(model, name, *(f"{value:.2f}" for value in (middle, min(values), max(values))))
     Console().print(table)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps({**known, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
