@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -93,40 +94,53 @@ def instead(example: str, title: str, *, more: tuple[Variant, ...] = ()) -> Stud
     )
 
 
-def learning(example: str, title: str, field: str | None, *, seeds: int, tasks: int) -> Study:
-    """Returns the study of algorithms on an app with a real model; `field` is that of its curriculum. "By the
-    mean" is `scale="mean"`."""
-    shared = {"credit": "uniform"}
-    rows = [
-        Variant("GRPO", grpo(**shared), key="grpo"),
-        Variant("SFT on its own successes", lambda: {"algorithm": lightning.SFT()}, key="sft"),
-    ]
-    if field is None:
-        rows.append(Variant("GRPO by the mean", grpo(**shared, scale="mean"), key="mean"))
-    else:
-        rows += [
-            Variant("GRPO, curriculum", grpo(**shared, curriculum=field), key="grpo-curriculum"),
-            Variant(
-                "GRPO by the mean, curriculum",
-                grpo(**shared, scale="mean", curriculum=field),
-                key="mean-curriculum",
-            ),
-            Variant(
-                "SFT, curriculum",
-                lambda: {"algorithm": lightning.SFT(curriculum=field)},
-                key="sft-curriculum",
-            ),
-        ]
+def learning(example: str, title: str, field: str, keys: tuple[str, ...], *, seeds: int, tasks: int) -> Study:
+    """Returns the study of some algorithms on an app with a real model; `field` is that of its curriculum.
+    "By the mean" is `scale="mean"`."""
+    rows: Mapping[str, tuple[str, Callable[[], Mapping[str, Any]]]] = {
+        "grpo": ("GRPO", grpo(credit="uniform")),
+        "sft": ("SFT on its own successes", lambda: {"algorithm": lightning.SFT()}),
+        "grpo-curriculum": ("GRPO, curriculum", grpo(credit="uniform", curriculum=field)),
+        "mean-curriculum": (
+            "GRPO by the mean, curriculum",
+            grpo(credit="uniform", scale="mean", curriculum=field),
+        ),
+        "sft-curriculum": ("SFT, curriculum", lambda: {"algorithm": lightning.SFT(curriculum=field)}),
+    }
     return Learning(
         f"{example}-learning",
         title,
         example,
-        tuple(rows),
+        tuple(Variant(*rows[key], key=key) for key in keys),
         seeds=seeds,
         steps=None,
         tasks=tasks,
         backend=REAL,
     )
+
+
+def distilled(example: str, title: str, field: str) -> Study:
+    """Returns the study of self-distillation, alone and beside GRPO, with the curriculum that GRPO has."""
+    rows = {
+        "sdpo": ("SDPO", {}),
+        "sdpo-gated": ("GRPO and a tenth of SDPO, gated", {"grpo": 0.9, "gate": 5.0}),
+    }
+    return Learning(
+        f"{example}-distilled",
+        title,
+        example,
+        tuple(
+            Variant(name, partial(_sdpo, field, options), key=key) for key, (name, options) in rows.items()
+        ),
+        seeds=3,
+        steps=None,
+        tasks=60,
+        backend=REAL,
+    )
+
+
+def _sdpo(field: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"algorithm": lightning.SDPO(curriculum=field, **options)}
 
 
 def memory(example: str, title: str) -> Study:
@@ -152,6 +166,8 @@ def memory(example: str, title: str) -> Study:
     )
 
 
+RANKED = ("grpo", "sft", "grpo-curriculum", "mean-curriculum", "sft-curriculum")
+"""The algorithms of `learning`."""
 COMPARED = ("uniform", "per_agent", "turn", "anchor", "relevance")
 """The paper's method, the default before, the two best known of others, and the default. What needs a critic
 is PPO's, in the study of algorithms; the rest is compared where the truth is known (`research.credit`)."""
@@ -192,9 +208,12 @@ STUDIES = MappingProxyType(
             credits_of("sql", COMPARED, "Credit methods on the SQL agent"),
             credits_of("calc", ONE_AGENT, "Credit methods on the calculator agent"),
             credits_of("rag", ONE_AGENT, "Credit methods on the research agent"),
-            learning("words", "Word problems: which algorithm", "kind", seeds=5, tasks=60),
-            learning("support", "Customers' messages: which algorithm", "action", seeds=3, tasks=90),
-            learning("orders", "Orders: which algorithm", None, seeds=3, tasks=60),
+            learning("words", "Word problems: which algorithm", "kind", RANKED, seeds=5, tasks=60),
+            learning(
+                "support", "Customers' messages: which algorithm", "action", RANKED[:3], seeds=3, tasks=90
+            ),
+            learning("orders", "Orders: which algorithm", "", RANKED[:2], seeds=3, tasks=60),
+            distilled("words", "Word problems: self-distillation", "kind"),
             memory("words", "Word problems: weights and moments in fewer bits"),
             instead("words", "Word problems: what else one could do", more=(VOTES,)),
             instead("support", "Customers' messages: what else one could do"),
