@@ -16,6 +16,7 @@ from research.examples import EXAMPLES, Example
 from research.offpolicy.studies import STUDIES as OFF_POLICY
 from research.outcomes import Outcome, Published
 from research.plots import plot
+from research.policies.studies import STUDIES as POLICIES
 from research.rewriting import Rewriting
 from research.studies import STUDIES, Study
 from research.tables import (
@@ -33,7 +34,7 @@ from research.verl.study import STUDIES as BACKENDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "research/results/README.md"
-ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY, **BACKENDS, **SERVICES}
+ALL = {**EXAMPLES, **STUDIES, **OFF_POLICY, **BACKENDS, **SERVICES, **POLICIES}
 NUMBERS = {3: "three", 5: "five"}
 PUBLISHED = [name for name in ALL if (ROOT / f"research/results/{name}.json").exists()]
 
