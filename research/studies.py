@@ -210,7 +210,7 @@ STUDIES = MappingProxyType(
             credits_of("rag", ONE_AGENT, "Credit methods on the research agent"),
             learning("words", "Word problems: which algorithm", "kind", RANKED, seeds=5, tasks=60),
             learning(
-                "support", "Customers' messages: which algorithm", "action", RANKED[:3], seeds=3, tasks=90
+                "support", "Customers' messages: which algorithm", "action", RANKED[:2], seeds=3, tasks=90
             ),
             learning("orders", "Orders: which algorithm", "", RANKED[:2], seeds=3, tasks=60),
             distilled("words", "Word problems: self-distillation", "kind"),
