@@ -66,7 +66,7 @@ def variants(conventions: str) -> Iterator[Variant]:
 
 def study(conventions: str, title: str) -> Roles:
     """All variants on an app with these conventions."""
-    return Roles(f"policies-{conventions}", title, "roles", tuple(variants(conventions)))
+    return Roles(f"policies-{conventions}", title, "roles", tuple(variants(conventions)), seeds=4)
 
 
 STUDIES: Mapping[str, Roles] = MappingProxyType(
