@@ -78,7 +78,7 @@ async def play(rollouts: int, url: str) -> dict[str, float]:
 
 
 async def read(rollouts: int, url: str) -> dict[str, float]:
-    """What a trainer does with the batch before its update."""
+    """Do what a trainer does with the batch before its update."""
     ids = [each.id for each in ROLLOUTS[:rollouts]]
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     async with open_store(url, load_plugins()) as store:
