@@ -212,7 +212,7 @@ class Settings:
             )
         Naming(self.names)
         check_policies(self.agent_policies)
-        assert self.named_policies is not None  # raises for two that contradict one another
+        list(self.named_policies)  # raises for two that contradict one another
         check_range("temperature", self.temperature, above=0, most=2)
         if self.timeout is not None:
             check_range("timeout", self.timeout, above=0)
