@@ -99,9 +99,11 @@ class Descent:
 
     def check_finite(self, network: torch.nn.Module, whose: str) -> None:
         """Raise BackendError, naming the first parameter of the network, if a step broke the weights."""
-        if math.isfinite(float(torch.nn.utils.get_total_norm(self.parameters, math.inf))):
+        if math.isfinite(float(torch.nn.utils.get_total_norm(self.parameters))):
             return
         broken = [name for name, value in network.named_parameters() if not value.isfinite().all()]
+        if not broken:  # their squares are too large, and no more
+            return
         raise BackendError(
             f"the {whose} weights are not finite after optimizer step {self.steps}, though loss and gradient "
             f"were: {len(broken)} parameters, {broken[0]!r} the first. They are not published or saved; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,8 @@ from lightning_core.backends.local.memory import TokenRun
 logger = logging.getLogger(__name__)
 SPARE = 512
 """Places that one product may read more than two, which take longer to start."""
+WHOLE = 2.5
+"""Places that one product may read in place of each that it would have to copy."""
 Work = Callable[[], torch.Tensor]
 Capture = Callable[[Work], Work]
 """Makes of work what does it again, with the same tensors, on what is in them by then."""
@@ -220,7 +222,22 @@ def step_plan(slots: Slots, lengths: list[int], runs: list[TokenRun]) -> StepPla
         rows += [run.row] * run.count
         positions += range(run.start, run.start + run.count)
     placed = torch.tensor([rows, positions], device=slots.shape.device)
-    return StepPlan(slots, placed[0], placed[1], spans_of([length + 1 for length in lengths]), runs)
+    spans = whole_rows(spans_of([length + 1 for length in lengths]), slots)
+    return StepPlan(slots, placed[0], placed[1], spans, runs)
+
+
+def whole_rows(spans: Sequence[RowSpan], slots: Slots) -> list[RowSpan]:
+    """The spans, to be read up to their rows' end where that is cheaper.
+
+    On a processor a product in bfloat16 takes whole rows as they lie, and copies parts of them first, which
+    costs more than to read 2.5 times as much. Keys behind a row's own are masked.
+    """
+    if slots.shape.dtype != torch.bfloat16 or slots.memory.is_cuda:
+        return list(spans)
+    return [
+        replace(span, longest=slots.capacity) if WHOLE * span.longest >= slots.capacity else span
+        for span in spans
+    ]
 
 
 def spans_of(lengths: Sequence[int]) -> list[RowSpan]:

@@ -23,6 +23,7 @@ from lightning_core.backends.local.attention import (
     takes_plans,
     weights,
 )
+from lightning_core.backends.local.chosen import chosen_logprobs
 from lightning_core.backends.local.kernel import Flex, Heads, TreeKernel, compiled
 from lightning_core.backends.local.model import FAMILIES
 from lightning_core.backends.local.sampling import mask_logits
@@ -427,10 +428,8 @@ def _head_is_plain(network: torch.nn.Module, tokens: torch.Tensor) -> bool:
 
 def _chosen(logits: torch.Tensor, pack: Tensors, part: slice, entries: torch.Tensor) -> torch.Tensor:
     """(n,) of these entries, whose rows of the U are those of `part`, with their logits."""
-    logits = logits.float() / pack.scales[part, None]  # (part, V)
     held = ((pack.held >= part.start) & (pack.held < part.stop)).nonzero()[:, 0]
     if len(held):
-        logits = mask_logits(logits, pack.held[held] - part.start, pack.words[held.cpu().numpy()])
-    rows = pack.rows[entries] - part.start
-    chosen: torch.Tensor = logits[rows, pack.targets[entries]] - logits.logsumexp(-1)[rows]
-    return chosen
+        words = pack.words[held.cpu().numpy()]
+        logits = mask_logits(logits.float(), pack.held[held] - part.start, words)
+    return chosen_logprobs(logits, pack.scales[part], pack.rows[entries] - part.start, pack.targets[entries])
