@@ -18,11 +18,6 @@ from research.outcomes import Outcome
 from research.studies import Study
 from research.tables import part_table, study_table
 
-RANK = 4
-"""The rank of each role's own adapters; shared ones have twice that."""
-RATE = "4e-3"
-"""The learning rate of all; chosen on another seed with validation tasks, where 1e-3 was slower."""
-
 
 @dataclass(frozen=True, slots=True)
 class Roles(Study):
@@ -41,40 +36,88 @@ class Roles(Study):
         return "\n\n".join([study_table(self, variants), *by_role])
 
 
-def adapters(rank: int, **more: Any) -> Mapping[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is trained in two roles."""
+
+    name: str
+    script: str
+    rank: int
+    """The rank of each role's own adapters; shared ones have twice that."""
+    rate: str
+    """The learning rate of all."""
+
+
+TINY = Model("tiny", "research/policies/roles.py", 4, "4e-3")
+"""The rate was chosen on another seed with validation tasks, where 1e-3 was slower."""
+SMOLLM2 = Model("smollm2", "research/policies/words.py", 8, "4e-4")
+"""As above; of 2e-4, 4e-4 and 1e-3 this was the best for one policy and for two."""
+
+
+def adapters(model: Model, rank: int, **more: Any) -> Mapping[str, Any]:
     """The settings of a run with adapters of this rank; their product is scaled alike at every rank."""
     lora = lightning.LoraOptions(rank=rank, alpha=2.0 * rank)
-    backend = lightning.LocalBackend("tiny", learning_rate=float(RATE), lora=lora)
+    backend = lightning.LocalBackend(model.name, learning_rate=float(model.rate), lora=lora)
     return {"model": None, "backend": backend, **more}
 
 
-def variants(conventions: str) -> Iterator[Variant]:
+def variants(model: Model, conventions: str) -> Iterator[Variant]:
     """One policy, and one for each role."""
     ways: Mapping[str, tuple[str, int, Mapping[str, Any]]] = {
-        "one": ("one policy", 2 * RANK, {}),
-        "each": ("a policy for each role", RANK, {"policies": {"audit": "audit"}}),
+        "one": ("one policy", 2 * model.rank, {}),
+        "each": ("a policy for each role", model.rank, {"policies": {"audit": "audit"}}),
     }
     for key, (name, rank, more) in ways.items():
         yield Variant(
             name,
-            partial(adapters, rank, **more),
-            f"{conventions}-{key}-{RATE}",
-            "research/policies/roles.py",
+            partial(adapters, model, rank, **more),
+            f"{conventions}-{key}-{model.rate}",
+            model.script,
             ("--conventions", conventions),
         )
 
 
-def study(conventions: str, title: str) -> Roles:
+def study(model: Model, conventions: str, name: str, title: str, **options: Any) -> Roles:
     """All variants on an app with these conventions."""
-    return Roles(f"policies-{conventions}", title, "roles", tuple(variants(conventions)), seeds=4)
+    return Roles(name, title, f"roles-{model.name}", tuple(variants(model, conventions)), **options)
 
+
+REAL: Mapping[str, Any] = MappingProxyType(
+    {"seeds": 5, "steps": 32, "tasks": 80, "backend": {"dtype": "bfloat16"}}
+)
 
 STUDIES: Mapping[str, Roles] = MappingProxyType(
     {
         each.name: each
         for each in (
-            study("opposed", "Two roles that read the same questions differently: one policy, or two"),
-            study("same", "Two roles that need the same skill: one policy, or two"),
+            study(
+                TINY,
+                "opposed",
+                "policies-opposed",
+                "Two roles that read the same questions differently: one policy, or two",
+                seeds=4,
+            ),
+            study(
+                TINY,
+                "same",
+                "policies-same",
+                "Two roles that need the same skill: one policy, or two",
+                seeds=4,
+            ),
+            study(
+                SMOLLM2,
+                "opposed",
+                "policies-opposed-smollm2",
+                "A real model in two roles that read the same problems differently: one policy, or two",
+                **REAL,
+            ),
+            study(
+                SMOLLM2,
+                "same",
+                "policies-same-smollm2",
+                "A real model in two roles that need the same skill: one policy, or two",
+                **REAL,
+            ),
         )
     }
 )

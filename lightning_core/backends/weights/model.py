@@ -132,13 +132,13 @@ def _text_options(config: Any, source: str) -> dict[str, Any]:
 
 
 def _set_allocator() -> None:
-    """Have each large tensor mapped alone, so that freeing it gives its memory back to the system, and keep up
-    to 64 MiB of what smaller ones free.
+    """Have each large tensor mapped alone, so that freeing it gives its memory back to the system, and keep
+    64 MiB of what smaller ones free.
 
-    glibc would learn from the first large ones to carve later ones out of its heap, where small blocks between
-    them keep freed memory: half a billion weights with LoRA then took over 8 GiB in place of 4.2. Told where
-    large begins, it gives back the end of its heap at once, and asks for it again with the next tensor: a
-    fifth of an update's time. https://man7.org/linux/man-pages/man3/mallopt.3.html
+    glibc would learn from the first large ones to carve later ones out of its heap, where small blocks
+    between them keep freed memory: half a billion weights with LoRA then took over 8 GiB in place of 4.2.
+    Told where large begins, it gives back the end of its heap at once, and asks for it again with the next
+    tensor: a fifth of an update's time. https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     with suppress(AttributeError, OSError, TypeError):  # not glibc
         mallopt = ctypes.CDLL(None).mallopt
