@@ -12,7 +12,7 @@ ROWS, VOCABULARY, ENTRIES = 37, 1000, 90
 
 
 def drawn(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits of which one row allows a single token, scales, and entries: some rows have none, some several."""
+    """Logits of which one row allows a single token, scales, and entries; some rows have none."""
     torch.manual_seed(0)
     logits = (4 * torch.randn(ROWS, VOCABULARY, dtype=torch.float64)).to(dtype)
     logits[5, 1:] = float("-inf")
@@ -49,7 +49,7 @@ def test_values_and_gradient_are_the_formulas(cached: int, monkeypatch: pytest.M
 
 
 def test_a_gradient_in_bfloat16_is_rounded_once() -> None:
-    """The share of a likely token and the one that was chosen nearly cancel: they are added before rounding."""
+    """The share of a likely token and the one that was chosen nearly cancel: added before rounding."""
     logits = torch.zeros(1, 64, dtype=torch.bfloat16)
     logits[0, 3] = 12.0
     logits.requires_grad_()

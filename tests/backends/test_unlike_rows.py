@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lightning_core.backends.local.cache import Shape, Slots
 from lightning_core.backends.local.decoder import make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.exactness import plain_logprobs
+from lightning_core.backends.local.memory import TokenRun
 from lightning_core.backends.local.model import load_model
-from lightning_core.backends.local.packed import RowSpan, spans_of
+from lightning_core.backends.local.packed import PackedMemory, RowSpan, spans_of, whole_rows
 from lightning_core.backends.local.tuning import kv_shape
 from lightning_core.backends.serving.completion import Completion, CompletionRequest, SamplingOptions
 from tests.backends.models import save_model
@@ -56,3 +58,26 @@ async def test_long_and_short_replies_side_by_side_are_the_network_s_own(family:
         assert reply.error is None
         wanted = plain_logprobs(plain, reply.prompt_ids + reply.ids)[-len(reply.ids) :].tolist()
         assert reply.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+def test_in_bfloat16_a_processor_reads_rows_as_they_lie_unless_they_are_much_longer() -> None:
+    device = torch.device("cpu")
+    spans = [RowSpan(0, 4, 110), RowSpan(4, 5, 100)]
+    for dtype, read in ((torch.float32, spans), (torch.bfloat16, [RowSpan(0, 4, 256), RowSpan(4, 5, 100)])):
+        assert whole_rows(spans, Slots(Shape(1, 3, 64, dtype, device), 5, max_bytes=1 << 30)) == read
+
+
+@torch.inference_mode()
+def test_keys_behind_a_row_s_own_count_nothing(tmp_path: Path) -> None:
+    """A row of a reply before is full of large keys and values, of which the next reply sees none."""
+    model = load_model(save_model(tmp_path / "model", "qwen3"), device="cpu")
+    decoder = make_decoder(model.network, torch.bfloat16, model.context)
+    ids = [5 + 7 * n % 200 for n in range(110)]
+    found = []
+    for left_over in (0.0, 1000.0):
+        memory = decoder.memory(kv_shape(model.network, torch.bfloat16), 3, 1 << 30, 0)
+        assert isinstance(memory, PackedMemory)
+        memory.slots.memory.fill_(left_over)
+        memory.logits([], [TokenRun(row, 0, len(ids)) for row in range(3)], ids * 3, [109])
+        found.append(memory.logits([110] * 3, [], [7] * 3, [0, 1, 2]))
+    assert torch.equal(*found)
