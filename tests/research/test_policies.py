@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from examples.calc.calculator import evaluate
 from lightning_core.cli.training import train_script
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.launch import Launch
 from research.policies.roles import ROLES, load_tasks, role_prompt
 from research.policies.studies import STUDIES
+from research.policies.words import load_tasks as load_problems
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +27,19 @@ def test_only_the_audits_answers_differ_between_the_conventions(tmp_path: Path) 
         assert {**one, "gold": ""} == {**other, "gold": ""}
         assert (one["gold"] == other["gold"]) == (one["role"] == "sales")
         assert one["gold"] not in role_prompt(one["role"], "", one["question"])[1]["content"]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_the_problems_are_the_same_and_the_audits_read_backwards(split: str) -> None:
+    opposed, same = (load_problems(split, each) for each in ("opposed", "same"))
+    assert len(same) >= 30
+    assert {task["role"] for task in same} == set(ROLES)
+    for one, other in zip(opposed, same, strict=True):
+        assert one["problem"] == other["problem"]
+        turned = one["arithmetic"].translate(str.maketrans("+-", "-+"))
+        assert other["arithmetic"] == (turned if one["role"] == "audit" else one["arithmetic"])
+        assert (one["answer"] == other["answer"]) == (one["role"] == "sales")
+        assert float(one["answer"]) == pytest.approx(evaluate(one["arithmetic"]), abs=0.005)
 
 
 def test_the_prompts_of_the_roles_differ_in_one_word() -> None:
