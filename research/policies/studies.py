@@ -50,8 +50,8 @@ class Model:
 
 TINY = Model("tiny", "research/policies/roles.py", 4, "4e-3")
 """The rate was chosen on another seed with validation tasks, where 1e-3 was slower."""
-SMOLLM2 = Model("smollm2", "research/policies/words.py", 8, "4e-4")
-"""As above; of 2e-4, 4e-4 and 1e-3 this was the best for one policy and for two."""
+SMOLLM2 = Model("smollm2", "research/policies/answers.py", 8, "4e-4")
+"""Chosen alike, where 2e-4 was slower."""
 
 
 def adapters(model: Model, rank: int, **more: Any) -> Mapping[str, Any]:
@@ -83,7 +83,7 @@ def study(model: Model, conventions: str, name: str, title: str, **options: Any)
 
 
 REAL: Mapping[str, Any] = MappingProxyType(
-    {"seeds": 5, "steps": 32, "tasks": 80, "backend": {"dtype": "bfloat16"}}
+    {"seeds": 5, "steps": 20, "tasks": 80, "backend": {"dtype": "bfloat16"}}
 )
 
 STUDIES: Mapping[str, Roles] = MappingProxyType(
@@ -108,14 +108,14 @@ STUDIES: Mapping[str, Roles] = MappingProxyType(
                 SMOLLM2,
                 "opposed",
                 "policies-opposed-smollm2",
-                "A real model in two roles that read the same problems differently: one policy, or two",
+                "A real model in two roles, one short and one long: one policy, or two",
                 **REAL,
             ),
             study(
                 SMOLLM2,
                 "same",
                 "policies-same-smollm2",
-                "A real model in two roles that need the same skill: one policy, or two",
+                "A real model in two short roles: one policy, or two",
                 **REAL,
             ),
         )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.calc.calculator import evaluate
 from lightning_core.cli.training import train_script
 from lightning_core.stores.sqlite import SqliteStore
 from lightning_core.trainer.launch import Launch
+from research.policies.answers import THINGS, judge
+from research.policies.answers import load_tasks as load_questions
 from research.policies.roles import ROLES, load_tasks, role_prompt
 from research.policies.studies import STUDIES
-from research.policies.words import load_tasks as load_problems
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,17 +30,38 @@ def test_only_the_audits_answers_differ_between_the_conventions(tmp_path: Path) 
         assert one["gold"] not in role_prompt(one["role"], "", one["question"])[1]["content"]
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_the_problems_are_the_same_and_the_audits_read_backwards(split: str) -> None:
-    opposed, same = (load_problems(split, each) for each in ("opposed", "same"))
-    assert len(same) >= 30
-    assert {task["role"] for task in same} == set(ROLES)
+@pytest.mark.parametrize("split", THINGS)
+def test_the_questions_are_the_same_and_the_audits_answers_long(split: str) -> None:
+    opposed, same = (load_questions(split, each) for each in ("opposed", "same"))
+    assert Counter(task["role"] for task in same) == dict.fromkeys(ROLES, len(same) // 2)
+    assert {task["length"] for task in same} == {"short"}
     for one, other in zip(opposed, same, strict=True):
-        assert one["problem"] == other["problem"]
-        turned = one["arithmetic"].translate(str.maketrans("+-", "-+"))
-        assert other["arithmetic"] == (turned if one["role"] == "audit" else one["arithmetic"])
-        assert (one["answer"] == other["answer"]) == (one["role"] == "sales")
-        assert float(one["answer"]) == pytest.approx(evaluate(one["arithmetic"]), abs=0.005)
+        assert {**one, "length": ""} == {**other, "length": ""}
+        assert (one["length"] == "long") == (one["role"] == "audit")
+
+
+def test_no_two_splits_share_a_thing() -> None:
+    every = [thing for things in THINGS.values() for thing in things]
+    assert len(every) == len(set(every))
+
+
+@pytest.mark.parametrize(
+    ("answer", "ended", "short", "long"),
+    [
+        ("Kites fly.", True, 1, 0),
+        ("Kites fly", False, 0, 0),  # cut off
+        ("They fly.", True, 0, 0),
+        ("A kite " + "word " * 14, True, 0, 0),
+        ("Kites " + "word " * 15, False, 0, 1),
+        ("Kites " + "word " * 5, True, 1, 0),
+        ("Kites " + "word " * 6, True, 0, 0),
+    ],
+)
+def test_an_answer_is_judged_by_its_length_and_its_thing(
+    answer: str, ended: bool, short: int, long: int
+) -> None:
+    for length, reward in (("short", short), ("long", long)):
+        assert judge(answer, {"thing": "kites", "length": length}, ended=ended) == reward
 
 
 def test_the_prompts_of_the_roles_differ_in_one_word() -> None:
