@@ -5,7 +5,8 @@ To write one, copy `backends/tinker/backend.py`, and register it in `builtins.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from lightning_core.backends.preflight import RunPlan
 from lightning_core.backends.settings import PolicyOptions
 from lightning_core.backends.weights.sizes import TensorChange
 from lightning_core.dialects.upstream import ChatRequest, Upstream
-from lightning_core.errors import UnsupportedError
+from lightning_core.errors import ConfigError, ModelError, UnsupportedError
 from lightning_core.gateway.engine_cache import VersionEngine
 from lightning_core.records.types import Demonstration, Key, Trajectory
 
@@ -127,8 +128,8 @@ class Backend(Protocol):
 
     def another(self, policy: PolicyOptions) -> Backend:
         """A backend for a further policy of the run, not started: of the same settings, but for those that
-        the policy has itself. It is started after this one. Needed only for `Trainer(policies=...)`. Raises
-        UnsupportedError, by name."""
+        the policy has itself, such as a base model. It is started after this one. Needed only for
+        `Trainer(policies=...)`. Raises UnsupportedError, by name, and ModelError for a model that is none."""
 
     async def compare_versions(self, before: str, after: str) -> list[TensorChange]:
         """How far each tensor moved, the farthest first; also of a backend not started."""
@@ -203,7 +204,17 @@ def check_policies(backend: Backend, policies: Sequence[PolicyOptions]) -> None:
             "out, or use the local backend"
         )
     for each in policies:
-        backend.another(each)
+        with naming(each):
+            backend.another(each)
+
+
+@contextmanager
+def naming(policy: PolicyOptions) -> Iterator[None]:
+    """Name the policy in an error about its options or its model."""
+    try:
+        yield
+    except (ConfigError, ModelError) as error:
+        raise type(error)(f"policy {policy.name!r}: {error}") from error
 
 
 def check_versions(backend: Backend, method: str) -> None:

@@ -59,6 +59,8 @@ class RunPlan:
     checks: tuple[Check, ...] = ()
     disk: Disk | None = None
     """Sizes of what the run writes; None if the backend does not tell."""
+    memory: MemoryEstimate | None = None
+    """The memory at the same time; None if the backend does not tell."""
 
 
 def trial(name: str, attempt: Callable[[], str]) -> Check:
@@ -155,6 +157,8 @@ class MemoryUse:
     need: int
     there: int | None
     """None: unknown."""
+    held: int = 0
+    """The part of `need` that is in use between updates too."""
 
     @property
     def missing(self) -> int:

@@ -27,6 +27,7 @@ from lightning_core.insight.trace import read_traces
 from lightning_core.insight.verdict import say as number
 from lightning_core.insight.why import Other, Step, WhatIf, read_why, reasons_of, what_if
 from lightning_core.plugins import load_plugins
+from lightning_core.stores.versions import policies_of
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.loop import AgentNames
 from lightning_core.trainer.parts import make_credit
@@ -86,7 +87,8 @@ async def _show_all(folder: Path, names: AgentNames, full: bool) -> None:
         run = await store.find_run(run_id)
     for trace in traces:
         console.print(rollout_tree(trace, {}, full=full))
-    tiny = run is not None and model_name(run) == TINY
+    policies = [] if run is None else [None, *policies_of(run).values()]
+    tiny = [policy for policy in policies if run is not None and model_name(run, policy) == TINY]
     if (advice := nothing_earned(rollouts, calls, tiny=tiny)) is not None:
         console.print(advice, markup=False, highlight=False, soft_wrap=True)
     names.see(calls, trained=False)

@@ -20,7 +20,7 @@ from lightning_core.insight.trace import Item, Node, Trace, read_traces
 from lightning_core.insight.verdict import say
 from lightning_core.insight.why import Reason, reasons_of
 from lightning_core.plugins import load_plugins
-from lightning_core.records.types import Call, Reward, Rollout, Span, Status, ToolEvent
+from lightning_core.records.types import Call, Reward, Rollout, Run, Span, Status, ToolEvent
 from lightning_core.stores.base import Store
 from lightning_core.texts.terminal import Terminal
 from lightning_core.trainer.display import failure_lines
@@ -87,8 +87,7 @@ async def show_rollouts(path: Path, which: str | None, wanted: Filter, *, full: 
         (trace,) = await read_traces(store, [await choose(store, run_id, which, wanted)])
         reasons, problem = await reasons_of(store, trace.rollout) if full else ({}, None)
         run = await store.find_run(run_id)
-        policy = None if run is None else model_name(run)
-    console.print(rollout_tree(trace, reasons, policy, full=full))
+    console.print(rollout_tree(trace, reasons, run, full=full))
     if problem is not None:
         console.print(Text(f"why: {problem}", "yellow"))
 
@@ -144,27 +143,27 @@ def _cell(text: str, full: bool) -> Text:
 
 # one rollout as a tree ---------------------------------------------------------------------
 def rollout_tree(
-    trace: Trace, reasons: Mapping[str, Sequence[Reason]], policy: str | None = None, *, full: bool = False
+    trace: Trace, reasons: Mapping[str, Sequence[Reason]], run: Run | None = None, *, full: bool = False
 ) -> Tree:
     """One line for each record, under what it belongs to; with `full` all of every text. Under a call stands
-    why it has its advantage, as `reasons` has it by call id. `policy`: the model under training."""
+    why it has its advantage, as `reasons` has it by call id. `run`: says which models answered."""
     top = Tree(_rollout(trace.rollout))
     if refused := find_refused(node.item for node, _ in trace.walk() if isinstance(node.item, Call)):
         top.add(Text(refused.text, _BAD))
     branches: dict[int, Tree] = {}
     for node, parent in trace.walk():
         below = top if parent is None else branches[id(parent)]
-        branches[id(node)] = branch = below.add(_line(node, full, policy))
+        branches[id(node)] = branch = below.add(_line(node, full, run))
         for reason in reasons.get(node.item.id, ()) if isinstance(node.item, Call) else ():
             branch.add(Text("\n".join(reason.lines()), "cyan"))
     return top
 
 
-def _line(node: Node, full: bool, policy: str | None) -> Text:
+def _line(node: Node, full: bool, run: Run | None) -> Text:
     item: Item = node.item
     match item:
         case Call():
-            return _call(item, full, policy)
+            return _call(item, full, run)
         case ToolEvent():
             return _tool(item, full)
         case Span():
@@ -193,10 +192,11 @@ def _place(rollout: Rollout) -> str:
     return place + f", attempt {rollout.attempts} of {rollout.max_attempts}" * retried
 
 
-def _call(call: Call, full: bool, policy: str | None) -> Text:
+def _call(call: Call, full: bool, run: Run | None) -> Text:
     line = Text.assemble((call.agent, "bold cyan"), f"  {_tokens(call)}{_seconds(call)}")
     if full and call.endpoint is None and call.policy_version is not None:
-        line.append(f"  {transcript.answerer(call, policy)}, {transcript.version(call)}", "dim")
+        model = None if run is None else model_name(run, call.policy)
+        line.append(f"  {transcript.answerer(call, model)}, {transcript.version(call)}", "dim")
     if call.endpoint is not None:
         line.append(f"  seen only, answered by {call.endpoint}", "yellow")
     elif not call.trained:

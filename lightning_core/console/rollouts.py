@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,8 @@ from lightning_core.insight.trace import read_traces
 from lightning_core.insight.why import reasons_of
 from lightning_core.records.types import TRIED, Call, Event, Reward, Rollout, Run, Span, Status, ToolEvent
 from lightning_core.stores.base import Store
+from lightning_core.stores.versions import weights_of
+from lightning_core.trainer.folder import policy_folder
 from lightning_core.trainer.report import model_name, task_text
 
 TOKENIZER: Final = "tokenizer.json"
@@ -169,17 +172,16 @@ async def show_rollout(question: PageRequest) -> dict[str, Any]:
     (trace,) = await read_traces(store, [rollout])
     items = [node.item for node, _ in trace.walk()]
     places = {id(item): place for place, item in enumerate(items)}
-    decode = await find_decode(store, found)
     run = await store.find_run(found.run_id)
-    policy = model_name(run) if run else None
+    calls = [item for item in items if isinstance(item, Call)]
+    speakers = {policy: await find_speaker(store, found, run, policy) for policy in {c.policy for c in calls}}
     nodes = [
         {
-            **_node(node.item, decode, policy),
+            **_node(node.item, speakers),
             "under": None if parent is None else places[id(parent.item)],
         }
         for node, parent in trace.walk()
     ]
-    calls = [item for item in items if isinstance(item, Call)]
     rewards = [item for item in items if isinstance(item, Reward)]
     group = [
         {"id": each.id, "reward": each.reward, "status": each.status}
@@ -213,10 +215,10 @@ def _fork(found: Found, run: Run | None, rollout: Rollout) -> dict[str, Any] | N
     }
 
 
-def _node(item: Call | Event | Reward, decode: Decode | None, policy: str | None) -> dict[str, Any]:
+def _node(item: Call | Event | Reward, speakers: Mapping[str | None, Speaker]) -> dict[str, Any]:
     match item:
         case Call():
-            return {"kind": "call", **_call(item, decode, policy)}
+            return {"kind": "call", **_call(item, speakers[item.policy])}
         case ToolEvent():
             return item.model_dump(mode="json", exclude={"rollout_id", "attempt"})
         case Span():
@@ -226,12 +228,13 @@ def _node(item: Call | Event | Reward, decode: Decode | None, policy: str | None
             return {"kind": "reward", "final": item.kind == "final", **shown}
 
 
-def _call(call: Call, decode: Decode | None, policy: str | None) -> dict[str, Any]:
+def _call(call: Call, speaker: Speaker) -> dict[str, Any]:
+    decode = speaker.decode
     return {
         **call.model_dump(mode="json", exclude={"request", "choices", "prompt_ids", "rollout_id", "attempt"}),
         "prompt": transcript.prompt(call),
         "tools": _tools(call),
-        "answerer": transcript.answerer(call, policy),
+        "answerer": transcript.answerer(call, speaker.model),
         "replies": [
             {
                 **message,
@@ -262,12 +265,23 @@ def pieces(ids: Sequence[int], decode: Decode) -> Iterator[str]:
             begin, done = done, end
 
 
-async def find_decode(store: Store, found: Found) -> Decode | None:
-    """Returns the tokenizer beside the run's weights; None where there is none at hand."""
-    versions = await store.list_resources(found.run_id)
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A policy of the run, as far as a reply of it is shown."""
+
+    model: str | None
+    """The name of its model; None if the run does not say."""
+    decode: Decode | None
+    """The tokenizer beside its weights; None where there is none at hand."""
+
+
+async def find_speaker(store: Store, found: Found, run: Run | None, policy: str | None) -> Speaker:
+    """Returns a policy of the run; None: its own."""
+    versions = await store.list_resources(found.run_id, weights_of(policy))
     weights = [Path(each.uri) for each in reversed(versions) if each.uri and each.kind == "weights"]
-    kept = [found.folder / "policy"] if found.folder else []
-    return _find_tokenizer((*kept, *(path for folder in weights for path in (folder, folder / "model"))))
+    kept = [policy_folder(found.folder, policy) / "policy"] if found.folder else []
+    decode = _find_tokenizer((*kept, *(path for folder in weights for path in (folder, folder / "model"))))
+    return Speaker(model_name(run, policy) if run else None, decode)
 
 
 @lru_cache(16)

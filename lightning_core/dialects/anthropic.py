@@ -61,7 +61,7 @@ from lightning_core.dialects.strict import (
 )
 from lightning_core.dialects.turns import kind_of, read_system, read_turns
 from lightning_core.dialects.upstream import ChatRequest, Constraint, Delta
-from lightning_core.dialects.writing import typed_event
+from lightning_core.dialects.writing import ServedModel, typed_event
 from lightning_core.errors import ApiError
 from lightning_core.records.types import Choice, Sampling
 from lightning_core.texts.json_text import JsonError, read_written
@@ -134,8 +134,8 @@ class Anthropic(Dialect):
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         return self._request(OPTIONS.read(content), sampling)
 
-    def read_counted(self, content: bytes, owner: Owner) -> ChatRequest:
-        return self._request({"max_tokens": 1, **OPTIONS.read(content)}, None).chat
+    def read_counted(self, content: bytes, owner: Owner) -> Request:
+        return self._request({"max_tokens": 1, **OPTIONS.read(content)}, None)
 
     def _request(self, body: Json, sampling: Sampling | None) -> Request:
         longest = integer(body, "max_tokens", 1)
@@ -159,8 +159,8 @@ class Anthropic(Dialect):
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
-    def reply(self, sampled: Sampled, request: Request) -> AnthropicReply:
-        return AnthropicReply(sampled, request, request.model or self._default_model)
+    def reply(self, sampled: Sampled, request: Request, model: ServedModel) -> AnthropicReply:
+        return AnthropicReply(sampled, request, request.model or model.name)
 
     @staticmethod
     def error(error: ApiError) -> Json:

@@ -26,7 +26,7 @@ from lightning_core.dialects.lenient import (
 )
 from lightning_core.dialects.options import Options
 from lightning_core.dialects.upstream import ChatRequest, Constraint, Delta
-from lightning_core.dialects.writing import TokenText
+from lightning_core.dialects.writing import ServedModel
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.records.types import Choice, Sampling
 
@@ -231,11 +231,6 @@ class Dialect(ABC):
     operation: ClassVar[str] = "chat"
     """As OpenTelemetry's GenAI conventions name it."""
 
-    def __init__(self, tokens: TokenText, default_model: str) -> None:
-        """`default_model` is named in replies to requests that name none."""
-        self._tokens = tokens
-        self._default_model = default_model
-
     @abstractmethod
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
         """The request in `content`. `sampling`, where given, takes the place of the app's own. Safe in any
@@ -244,9 +239,9 @@ class Dialect(ABC):
         Raises ApiError for what is not valid or can't be honoured.
         """
 
-    def read_counted(self, content: bytes, owner: Owner) -> ChatRequest:
+    def read_counted(self, content: bytes, owner: Owner) -> Request:
         """The request of which only the tokens are to be counted. Raises ApiError."""
-        return self.read(content, None, owner).chat
+        return self.read(content, None, owner)
 
     def counted(self, tokens: int) -> Json:
         """The answer: so many tokens."""
@@ -257,16 +252,16 @@ class Dialect(ABC):
         return ()
 
     @abstractmethod
-    def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
-        """The writer of this call's reply."""
+    def reply(self, sampled: Sampled, request: Request, model: ServedModel) -> ReplyWriter:
+        """The writer of this call's reply; `model` answers it."""
 
     def split(self, content: bytes) -> list[bytes]:
         """A request for each prompt that a request holds; most APIs have one prompt in each."""
         return [content]
 
-    def joined(self, sampled: Sequence[Sampled], request: Request) -> ReplyWriter:
+    def joined(self, sampled: Sequence[Sampled], request: Request, model: ServedModel) -> ReplyWriter:
         """The writer of the one reply to a request that was split; its choices are numbered through."""
-        return self.reply(sampled[0], request)
+        return self.reply(sampled[0], request, model)
 
     @classmethod
     def continues(cls, request: Json) -> bool:

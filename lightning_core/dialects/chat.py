@@ -72,7 +72,7 @@ from lightning_core.dialects.strict import (
 )
 from lightning_core.dialects.tools import chat_call, chat_functions, custom_names, function_call
 from lightning_core.dialects.upstream import ChatRequest, Constraint, Delta
-from lightning_core.dialects.writing import TokenText, event, to_json
+from lightning_core.dialects.writing import ServedModel, event, to_json
 from lightning_core.errors import ApiError
 from lightning_core.records.types import Choice, Sampling
 
@@ -150,8 +150,8 @@ class Chat(Dialect):
         )
         return Request(raw=body, model=text(body, "model") or "", chat=chat, stream=flag(body, "stream"))
 
-    def reply(self, sampled: Sampled, request: Request) -> ChatReply:
-        return ChatReply(sampled, request, self._tokens, request.model or self._default_model)
+    def reply(self, sampled: Sampled, request: Request, model: ServedModel) -> ChatReply:
+        return ChatReply(sampled, request, model)
 
     @classmethod
     def continues(cls, request: Json) -> bool:
@@ -303,16 +303,16 @@ def _said(given: Json) -> Json:
 class ChatReply:
     """Writes the replies to one call."""
 
-    def __init__(self, sampled: Sampled, request: Request, tokens: TokenText, model: str) -> None:
+    def __init__(self, sampled: Sampled, request: Request, model: ServedModel) -> None:
         self._sampled = sampled
-        self._tokens = tokens
+        self._tokens = model.tokens
         self._raw = request.raw
         self._custom = custom_names(request.raw.get("tools"))
         self._frame: Json = {
             "id": Chat.id_prefix + sampled.call_id,
             "object": "chat.completion.chunk" if request.stream else "chat.completion",
             "created": int(sampled.started_at),
-            "model": model,
+            "model": request.model or model.name,
         }
         reasoning = request.raw.get("reasoning") or {}
         self._hides_thoughts = (

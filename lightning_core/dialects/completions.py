@@ -47,7 +47,7 @@ from lightning_core.dialects.strict import (
     unsupported,
 )
 from lightning_core.dialects.upstream import ChatRequest, Constraint, Delta
-from lightning_core.dialects.writing import TokenText, event, to_json
+from lightning_core.dialects.writing import ServedModel, event, to_json
 from lightning_core.errors import ApiError
 from lightning_core.records.types import Choice, Sampling
 
@@ -115,11 +115,11 @@ class Completions(Dialect):
             )
         return [to_json({**body, "prompt": prompt}) for prompt in prompts]
 
-    def joined(self, sampled: Sequence[Sampled], request: Request) -> CompletionReply:
-        return CompletionReply(sampled, request, self._tokens, request.model or self._default_model)
+    def joined(self, sampled: Sequence[Sampled], request: Request, model: ServedModel) -> CompletionReply:
+        return CompletionReply(sampled, request, model)
 
-    def reply(self, sampled: Sampled, request: Request) -> CompletionReply:
-        return self.joined([sampled], request)
+    def reply(self, sampled: Sampled, request: Request, model: ServedModel) -> CompletionReply:
+        return self.joined([sampled], request, model)
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
@@ -174,17 +174,17 @@ def _is_id(value: Any) -> bool:
 class CompletionReply:
     """Writes the reply to the calls of one request, one for each of its prompts."""
 
-    def __init__(self, sampled: Sequence[Sampled], request: Request, tokens: TokenText, model: str) -> None:
+    def __init__(self, sampled: Sequence[Sampled], request: Request, model: ServedModel) -> None:
         self._sampled = sampled
         self._choices = [(call, choice) for call in sampled for choice in call.choices]
-        self._tokens = tokens
+        self._tokens = model.tokens
         self._raw = request.raw
         self._with_logprobs = request.raw.get("logprobs") is not None
         self._frame: Json = {
             "id": Completions.id_prefix + sampled[0].call_id,
             "object": "text_completion",
             "created": int(sampled[0].started_at),
-            "model": model,
+            "model": request.model or model.name,
         }
         self._offsets = [0] * len(self._choices)
         """Where in its text the next token of each choice begins."""

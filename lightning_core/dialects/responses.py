@@ -81,7 +81,7 @@ from lightning_core.dialects.tools import (
     result_text,
 )
 from lightning_core.dialects.upstream import ChatRequest, Constraint
-from lightning_core.dialects.writing import TokenText
+from lightning_core.dialects.writing import ServedModel
 from lightning_core.errors import ApiError
 from lightning_core.records.types import Choice, Sampling
 
@@ -133,10 +133,7 @@ class Responses(Dialect):
     options = OPTIONS
     instructions = "instructions"
 
-    def __init__(
-        self, tokens: TokenText, default_model: str, conversations: Conversations | None = None
-    ) -> None:
-        super().__init__(tokens, default_model)
+    def __init__(self, conversations: Conversations | None = None) -> None:
         self._conversations = conversations or Conversations()
 
     def read(self, content: bytes, sampling: Sampling | None, owner: Owner) -> Request:
@@ -176,10 +173,10 @@ class Responses(Dialect):
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def further(self) -> Sequence[Dialect]:
-        return [Compact(self._tokens, self._default_model, self._conversations)]
+        return [Compact(self._conversations)]
 
-    def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
-        return ResponseReply(sampled, request, self._tokens, request.model or self._default_model)
+    def reply(self, sampled: Sampled, request: Request, model: ServedModel) -> ReplyWriter:
+        return ResponseReply(sampled, request, model)
 
     @staticmethod
     def conversation(request: Json) -> Conversation:
@@ -261,8 +258,8 @@ class Compact(Responses):
     def further(self) -> Sequence[Dialect]:
         return ()
 
-    def reply(self, sampled: Sampled, request: Request) -> ReplyWriter:
-        return CompactReply(sampled, request, self._tokens, request.model or self._default_model)
+    def reply(self, sampled: Sampled, request: Request, model: ServedModel) -> ReplyWriter:
+        return CompactReply(sampled, request, model)
 
 
 def _instructions(body: Json) -> list[Json]:

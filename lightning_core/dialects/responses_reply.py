@@ -26,7 +26,7 @@ from lightning_core.dialects.tools import (
     item_of_call,
 )
 from lightning_core.dialects.upstream import Delta
-from lightning_core.dialects.writing import TokenText, typed_event
+from lightning_core.dialects.writing import ServedModel, typed_event
 from lightning_core.errors import ApiError
 
 ID_PREFIX: Final = "resp_"
@@ -54,8 +54,8 @@ _WRITTEN: Final = MappingProxyType(
 class ResponseReply:
     """Writes the replies to one call."""
 
-    def __init__(self, sampled: Sampled, request: Request, tokens: TokenText, model: str) -> None:
-        self._sampled, self._request, self._tokens = sampled, request, tokens
+    def __init__(self, sampled: Sampled, request: Request, model: ServedModel) -> None:
+        self._sampled, self._request, self._tokens = sampled, request, model.tokens
         asks = _LOGPROBS in (request.raw.get("include") or ()) or request.chat.top_logprobs
         self._scored = ChoiceSoFar() if asks else None
         """The tokens of the text that is open, if their log-probabilities are asked for."""
@@ -63,7 +63,7 @@ class ResponseReply:
         """Additions whose text has not come yet."""
         self._id = ID_PREFIX + sampled.call_id
         self._remember = request.remember
-        self._asked = _echo(request, model)
+        self._asked = _echo(request, model.name)
         self._offers = find_offers(request.raw.get("tools"))
         self._output: list[Json] = []
         """The items so far; of one that is open, as it was added."""
@@ -282,7 +282,7 @@ def _echo(request: Request, model: str) -> Json:
     parallel = raw.get("parallel_tool_calls")
     return {
         **{name: raw.get(name) for name in as_sent},
-        "model": model,
+        "model": request.model or model,
         "temperature": chat.temperature,
         "top_p": chat.top_p,
         "tools": raw.get("tools") or [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -25,6 +26,15 @@ def event(content: Any) -> bytes:
 def typed_event(content: dict[str, Any]) -> bytes:
     """One server-sent event, named by its content's `type`."""
     return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), to_json(content))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model of a reply, as far as its writer must know it."""
+
+    name: str
+    """Named in replies to requests that name none."""
+    tokens: TokenText
 
 
 class TokenText:

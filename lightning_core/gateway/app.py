@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from lightning_core.dialects import DIALECTS
 from lightning_core.dialects.strict import short
 from lightning_core.dialects.upstream import Upstream
-from lightning_core.dialects.writing import TokenText
+from lightning_core.dialects.writing import ServedModel, TokenText
 from lightning_core.errors import ApiError, GatewayError
 from lightning_core.gateway.access import Access
 from lightning_core.gateway.addresses import Addresses
@@ -84,12 +84,15 @@ class Gateway:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        tokens, model = TokenText(self._upstream.decode), self._upstream.model_name
         parts = self._upstream, self._access, self._exchanges, self._prompts, self._naming, self._forks
-        spoken = [dialect(tokens, model) for dialect in DIALECTS]
+        served: dict[str | None, Upstream] = {None: self._upstream}
+        if isinstance(self._upstream, PolicyRouter):
+            served.update(self._upstream.named)
+        models = {name: ServedModel(up.model_name, TokenText(up.decode)) for name, up in served.items()}
+        spoken = [dialect() for dialect in DIALECTS]
         endpoints: dict[str, ASGIApp] = {}
         for dialect in [*spoken, *(more for each in spoken for more in each.further())]:
-            endpoint = endpoints[_V1 + dialect.path] = Endpoint(dialect, *parts)
+            endpoint = endpoints[_V1 + dialect.path] = Endpoint(dialect, models, *parts)
             if dialect.counts is not None:
                 endpoints[_V1 + dialect.path + dialect.counts] = Counter(endpoint)
         routes = [Route("/healthz", self._health), Route("/health", self._health)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from lightning_core.dialects.base import Dialect, ReplyWriter, Request
 from lightning_core.dialects.constraints import in_words
 from lightning_core.dialects.lenient import Json
-from lightning_core.dialects.upstream import Upstream
-from lightning_core.dialects.writing import to_json
+from lightning_core.dialects.upstream import ChatRequest, Upstream
+from lightning_core.dialects.writing import ServedModel, to_json
 from lightning_core.errors import ApiError, ConfigError, GatewayError, NotFoundError
 from lightning_core.gateway.access import Access, Caller
 from lightning_core.gateway.errors import CONTEXT_LENGTH, api_error_of
@@ -48,6 +49,7 @@ class Endpoint:
     def __init__(
         self,
         dialect: Dialect,
+        models: Mapping[str | None, ServedModel],
         upstream: Upstream,
         access: Access,
         exchanges: Exchanges,
@@ -55,7 +57,9 @@ class Endpoint:
         naming: Naming,
         forks: Forks,
     ) -> None:
+        """`models`: that of each named policy; None: the run's own."""
         self._dialect = dialect
+        self._models = models
         self._upstream = upstream
         self._access = access
         self._exchanges = exchanges
@@ -90,8 +94,9 @@ class Endpoint:
             await self._refuse(refusal, send)
             return
         sampled = [exchange.recording.sampled for exchange in exchanges]
-        request = exchanges[0].recording.request
-        reply = self._dialect.joined(sampled, request)
+        first = exchanges[0].recording
+        request = first.request
+        reply = self._dialect.joined(sampled, request, self._models[first.policy])
         for exchange in exchanges:
             self._exchanges.start(exchange)
         watch = asyncio.create_task(_watch(exchanges, receive))
@@ -125,8 +130,7 @@ class Endpoint:
         if place is not None and place.prompt is not None:
             content = to_json({**request.raw, **place.prompt})
             request = await read_content(content, lambda content: self._read(content, caller))
-        chat = replace(request.chat, whole=not request.stream)
-        asked = pin(chat, caller, request.model, self._upstream.model_name, self._policies)
+        asked = self._pinned(replace(request.chat, whole=not request.stream), caller, request.model)
         recording = Recording(caller, request, self._dialect, asked.policy)
         return Exchange(recording, self._upstream.chat, asked, fresh)
 
@@ -139,12 +143,16 @@ class Endpoint:
             caller, content = self._named(*asked_by), asked_by[1]
             content = await self._with_prompt(content, caller)
             owner = caller.rollout_id, caller.attempt
-            chat = await read_content(content, lambda content: self._dialect.read_counted(content, owner))
-            tokens = await self._upstream.count(chat)
+            asked = await read_content(content, lambda content: self._dialect.read_counted(content, owner))
+            tokens = await self._upstream.count(self._pinned(asked.chat, caller, asked.model))
         except GatewayError as error:
             await self._refuse(api_error_of(error), send)
             return
         await send_json(send, self._dialect.counted(tokens))
+
+    def _pinned(self, chat: ChatRequest, caller: Caller, model: str) -> ChatRequest:
+        """The request with the policy and version that are to answer it. Raises ApiError."""
+        return pin(chat, caller, model, self._upstream.model_name, self._policies)
 
     async def _admit(self, scope: Scope, receive: Receive) -> tuple[Caller, bytes] | None:
         """The caller and the request; None if the client has left."""

@@ -1,5 +1,5 @@
-"""Several policies behind one gateway: each has engines and versions of its own, and an agent's name says
-which one answers."""
+"""Several policies behind one gateway: each has engines and versions of its own, and may have a model of its
+own. An agent's name says which one answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ class PolicyRouter:
         self.model_name = own.model_name
         self.own = own
         self.named: Mapping[str, VersionedUpstream] = MappingProxyType(dict(named))
-        self._last = own
-        """The policy that was asked last: the text of a token is known once a policy has answered."""
 
     async def open(self) -> None:
         """Open the engine of each policy's current version before a request needs it."""
@@ -27,18 +25,18 @@ class PolicyRouter:
 
     async def chat(self, request: ChatRequest) -> Generation:
         """Start a completion by the policy that the request is for."""
-        upstream = self.own if request.policy is None else self.named[request.policy]
-        generation = await upstream.chat(request)
-        self._last = upstream
-        return generation
+        return await self._find(request).chat(request)
 
     async def count(self, request: ChatRequest) -> int:
-        """The tokens of a prompt, which are the same for all policies."""
-        return await self.own.count(request)
+        """The tokens of a prompt, as the policy that the request is for would read it."""
+        return await self._find(request).count(request)
 
     def decode(self, token_id: int) -> str:
-        """The text of one token, which is the same for all policies."""
-        return self._last.decode(token_id)
+        """The text of one token of the run's own policy; each of `named` has its own."""
+        return self.own.decode(token_id)
+
+    def _find(self, request: ChatRequest) -> VersionedUpstream:
+        return self.own if request.policy is None else self.named[request.policy]
 
     async def versions(self) -> list[int]:
         """Returns the versions of the run's own policy."""

@@ -248,8 +248,10 @@ class VersionedUpstream:
         """The tokens of a prompt, which are the same in all versions."""
         if self._embedded is not None:
             return await self._embedded.upstream.count(request)
-        current = await self._registry.current(request.attempt)
-        async with self._cache.engine(request.policy_version or current.version) as engine:
+        version = request.policy_version
+        if version is None:
+            version = (await self._registry.current(request.attempt)).version
+        async with self._cache.engine(version) as engine:
             return await engine.upstream.count(request)
 
     def decode(self, token_id: int) -> str:

@@ -6,7 +6,7 @@ replies, the reward asks for all at once, or the model is too small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from lightning_core.dialects import transcript
@@ -22,10 +22,10 @@ TINY_KNOWS: Final = "the model 'tiny' knows only the SQLite questions of its exa
 
 
 def nothing_earned(
-    rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], *, tiny: bool = False
+    rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]], *, tiny: Collection[str | None] = ()
 ) -> str | None:
-    """A reply and what to try, if none of these rollouts earned anything; else None. `tiny`: whether the
-    model is the one that is shipped for the examples."""
+    """A reply and what to try, if none of these rollouts earned anything; else None. `tiny`: the policies
+    whose model is the one that is shipped for the examples."""
     if len(rollouts) < FEWEST or any(reward_of(one) for one in rollouts):
         return None
     answered = [
@@ -57,8 +57,8 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def _tries(answered: Sequence[Call], tiny: bool) -> Iterator[str]:
-    if tiny:
+def _tries(answered: Sequence[Call], tiny: Collection[str | None]) -> Iterator[str]:
+    if any(call.policy in tiny for call in answered):
         yield TINY_KNOWS
     yield (
         "the app can't read the reply: hold it to a schema (response_format; docs/first-hour.md says what "

@@ -25,6 +25,8 @@ TRAINER: Final = "trainer"
 """The author of what training made."""
 POLICIES: Final = "policies"
 """The key of a run's configuration with the policies of its agents: a name or glob, and the policy's name."""
+POLICY_MODELS: Final = "models of policies"
+"""The key of a run's configuration with the base model of each named policy."""
 
 
 class Document(StrEnum):
@@ -50,6 +52,18 @@ class Document(StrEnum):
 def weights_of(policy: str | None) -> str:
     """The name of a policy's weights; None: the run's own."""
     return POLICY if policy is None else f"{POLICY}:{policy}"
+
+
+def policy_of(weights: str) -> str | None:
+    """The policy whose weights have this name; None: the run's own."""
+    return weights.removeprefix(POLICY).removeprefix(":") or None
+
+
+def model_of(run: Run, policy: str | None) -> str | None:
+    """The base model of a policy of the run; None if the run does not say."""
+    models: Any = run.config.get(POLICY_MODELS) or {}
+    model = models.get(policy, run.config.get("model"))
+    return None if model is None else str(model)
 
 
 def policies_of(run: Run) -> dict[str, str]:

@@ -31,7 +31,7 @@ from lightning_core.dialects.base import ChoiceSoFar, Dialect, ReplyWriter, Samp
 from lightning_core.dialects.base import Request as Asked
 from lightning_core.dialects.chat import Chat
 from lightning_core.dialects.upstream import ChatRequest, Delta
-from lightning_core.dialects.writing import TokenText, to_json
+from lightning_core.dialects.writing import ServedModel, TokenText, to_json
 from lightning_core.gateway.server import ServerThread
 from lightning_core.testing.truth import Tagged, mistakes, read_marks
 from lightning_core.tracing.headers import AGENT, CALL, ROLLOUT, decode_name
@@ -215,7 +215,7 @@ def _reply(dialect: type[Dialect], body: Mapping[str, Any], said: list[str | dic
     deltas.append(Delta(0, [], [], finish_reason=finish))
     sampled = Sampled(uuid.uuid4().hex, [ChoiceSoFar()], prompt_ids=[1], policy_version=0)
     asked = Asked(dict(body), "played", ChatRequest(messages=[]), bool(body.get("stream")))
-    writer = dialect(TokenText(str), "played").reply(sampled, asked)
+    writer = dialect().reply(sampled, asked, ServedModel("played", TokenText(str)))
     if asked.stream:
         return StreamingResponse(_events(sampled, writer, deltas), media_type="text/event-stream")
     for delta in deltas:

@@ -199,11 +199,16 @@ class RunFolder:
         return path
 
 
+def policy_folder(run: Path, policy: str | None) -> Path:
+    """Where the weights of a policy lie in a run's folder; None: the run's own."""
+    return run if policy is None else run / "policies" / policy
+
+
 class PolicyFolder(RunFolder):
     """The part of a run's folder with the weights of a named policy: checkpoints, versions, and `policy/`."""
 
     def __init__(self, run: RunFolder, policy: str) -> None:
-        super().__init__(run.path / "policies" / policy, resume=True)
+        super().__init__(policy_folder(run.path, policy), resume=True)
         self._run = run
 
     @property

@@ -160,7 +160,7 @@ class Loop:
             self.agent_names.see(batch.calls)
             self.agent_names.check(last=step + 1 == self.settings.total_steps)
             self._tell_unplayed()
-        batch = await teach(batch, phase.algorithm, self.session.backend)
+        batch = await teach(batch, phase.algorithm, self.session.backends)
         credited, report = await self.updater.credit(step, phase, batch)
         measured = await self.updater.update(step, phase, credited)
         values = {
@@ -251,7 +251,7 @@ class Loop:
 
     def _advise(self, rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> None:
         """Show a reply and what to try, where the first rollouts earned nothing."""
-        tiny = str(self.session.backend.model) == TINY
+        tiny = [policy for policy, each in self.session.backends.items() if str(each.model) == TINY]
         if (said := nothing_earned(rollouts, calls, tiny=tiny)) is not None:
             self.observers.note(said)
 

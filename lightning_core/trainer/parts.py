@@ -18,6 +18,7 @@ from lightning_core.errors import ConfigError
 from lightning_core.plugins import Plugins
 from lightning_core.records.types import ResourceVersion, Run
 from lightning_core.stores.base import Store
+from lightning_core.stores.versions import model_of, policy_of
 from lightning_core.trainer.settings import Settings
 
 
@@ -129,6 +130,7 @@ def open_reader(run: Run, versions: list[ResourceVersion], plugins: Plugins) -> 
 
 
 def base_model(run: Run, versions: list[ResourceVersion]) -> str:
-    """The model that the run began with: its version 0, or what its record says."""
+    """The model that the policy of these versions began with: its version 0, or what the run's record
+    says."""
     start = next((version.uri for version in versions if version.version == 0), None)
-    return start or str(run.config["model"])
+    return start or str(model_of(run, policy_of(versions[0].name)))

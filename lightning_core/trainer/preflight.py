@@ -7,7 +7,7 @@ where it is checked.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from rich.text import Text
 from lightning_core.algorithms.base import Algorithm
 from lightning_core.backends.base import Backend, check_backend, check_policies
 from lightning_core.backends.preflight import Check, RunPlan, gib, trial
+from lightning_core.backends.settings import PolicyOptions
 from lightning_core.backends.weights.sizes import Disk
 from lightning_core.credit.base import Credit
 from lightning_core.errors import ConfigError, LightningError
 from lightning_core.plugins import load_plugins
 from lightning_core.records.types import Task
+from lightning_core.stores.versions import POLICY
 from lightning_core.trainer.folder import RUNS
 from lightning_core.trainer.judging import check_judge
 from lightning_core.trainer.parts import (
@@ -55,14 +57,15 @@ def plan_run(settings: Settings, train: Sequence[Task], validation: Sequence[Tas
         return f"algorithm and credit go together, and backend {backend.name!r} can do both"
 
     own = _ask(backend, phases)
+    further = settings.named_policies if callable(getattr(backend, "another", None)) else []
+    named = {each.name: _ask_policy(backend, each, phases) for each in further}
     facts = (*_facts(settings, phases, train, validation), ("backend", backend.name), *own.facts)
-    checks = (trial("options", go_together), *own.checks)
-    if count := len(settings.named_policies):
-        told = f"memory is told for one policy, and {count + 1} are trained, each with an engine of its own"
-        checks = (*checks, Check("policies", None, told))
-    if own.disk is None:
+    facts = (*facts, *_policy_facts(own, named))
+    checks = (trial("options", go_together), *own.checks, *_policy_checks(own, named))
+    disks = [astuple(each.disk) for each in (own, *named.values()) if each.disk is not None]
+    if len(disks) <= len(named):
         return RunPlan(facts, checks)
-    disk = Disk(*(part * (count + 1) for part in astuple(own.disk)))
+    disk = Disk(*map(sum, zip(*disks, strict=True)))
     return RunPlan((*facts, _disk_fact(settings, disk)), (*checks, _check_disk(settings, disk)))
 
 
@@ -148,6 +151,45 @@ def _ask(backend: Backend, phases: Sequence[ResolvedPhase]) -> RunPlan:
     except LightningError as problem:
         return RunPlan(checks=(Check("model", False, str(problem)),))
     return own
+
+
+def _ask_policy(backend: Backend, policy: PolicyOptions, phases: Sequence[ResolvedPhase]) -> RunPlan:
+    """The backend's part for a named policy; one that it can't have is refused by the options' check."""
+    try:
+        return _ask(backend.another(policy), phases)
+    except LightningError:
+        return RunPlan()
+
+
+def _policy_facts(own: RunPlan, named: Mapping[str, RunPlan]) -> Iterator[tuple[str, str]]:
+    """The lines of named policies that are not those of the run's own."""
+    known = dict(own.facts)
+    for policy, plan in named.items():
+        for name, value in plan.facts:
+            if known.get(name) != value:
+                yield f"policy {policy}, {name}", value
+
+
+def _policy_checks(own: RunPlan, named: Mapping[str, RunPlan]) -> Iterator[Check]:
+    """Whether all policies fit into memory together: updates are made one after the other, and the rest is
+    there at the same time."""
+    if not named:
+        return
+    for policy, plan in named.items():
+        yield from (
+            Check(f"policy {policy}", False, each.told) for each in plan.checks if each.holds is False
+        )
+    uses = {name: plan.memory.uses[0] for name, plan in {POLICY: own, **named}.items() if plan.memory}
+    if len(uses) <= len(named):
+        yield Check("policies", None, "the memory of all policies together is not known")
+        return
+    need = sum(use.held for use in uses.values()) + max(use.need - use.held for use in uses.values())
+    there = uses[POLICY].there
+    each = ", ".join(f"{name} {gib(use.need)}" for name, use in uses.items())
+    told = f"{gib(need)} of {gib(there or 0)} of memory for all of them; each alone: {each}"
+    if there is not None and need > there:
+        told += "; give one a smaller model, adapters (lora=LoraOptions()), or name fewer policies"
+    yield Check("policies", None if there is None else need <= there, told)
 
 
 def show_plan(plan: RunPlan, console: Console) -> None:

@@ -32,7 +32,7 @@ from lightning_core.plugins import PluginInfo
 from lightning_core.prompts import ALL, DECLARED, FOUND, LEFT_OUT, written
 from lightning_core.records.types import Record, Run, Task
 from lightning_core.runner.config import RECORDED
-from lightning_core.stores.versions import POLICIES
+from lightning_core.stores.versions import POLICIES, POLICY_MODELS
 from lightning_core.texts.masking import mask, masked
 from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.roles.runner import rollout_config
@@ -130,6 +130,9 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         DECLARED: ALL if trainer.prompts == ALL else written(trainer.declared_prompts),
         "agents": _trained(session),
         POLICIES: trainer.agent_policies,
+        POLICY_MODELS: {
+            each.policy: str(each.backend.model) for each in session.learners if each.policy is not None
+        },
         CONFIG: dict(trainer.names),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         CREDIT: [

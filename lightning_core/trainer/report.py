@@ -25,7 +25,7 @@ from lightning_core.insight.rewards import Change, agent_changes, change, reward
 from lightning_core.insight.verdict import Evidence, missing_agents, say, verdict
 from lightning_core.records.types import Call, Metrics, Reward, Rollout, RolloutCount, Run, Status, Task
 from lightning_core.stores.base import Store
-from lightning_core.stores.versions import Document
+from lightning_core.stores.versions import Document, model_of
 from lightning_core.trainer.folder import RunFolder, write_atomically
 from lightning_core.trainer.plan import EVALUATIONS
 from lightning_core.trainer.summary import (
@@ -326,10 +326,10 @@ def terminal_curve(metrics: Sequence[Metrics]) -> str:
     return str(plotext.uncolorize(plotext.build()))
 
 
-def model_name(run: Run) -> str | None:
-    """The model that a run trains, of a folder its name; None if the run does not say."""
-    model = run.config.get("model")
-    return None if model is None else Path(name).name if Path(name := str(model)).is_absolute() else name
+def model_name(run: Run, policy: str | None = None) -> str | None:
+    """The model that a policy of a run began with, of a folder its name; None if the run does not say."""
+    model = model_of(run, policy)
+    return Path(model).name if model is not None and Path(model).is_absolute() else model
 
 
 async def transcripts(store: Store, run_id: str, last: int) -> str:

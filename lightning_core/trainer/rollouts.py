@@ -93,9 +93,13 @@ class RolloutMaker:
         """Serve the backend's policy, and list the gateway among the run's members; gives its URL for this
         machine."""
         stack, folder = self._stack, self.folder
-        name = self.session.backend.upstream.model_name
         upstreams = [
-            make_upstream(self.store, run.id, each.backend, name=name, embedded=True, policy=each.policy)
+            make_upstream(
+                *(self.store, run.id, each.backend),
+                name=each.backend.upstream.model_name,
+                embedded=True,
+                policy=each.policy,
+            )
             for each in self.session.learners
         ]
         for each in upstreams:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from lightning_core.backends.base import Backend
+from lightning_core.backends.base import Backend, naming
 from lightning_core.backends.settings import PolicyOptions
 from lightning_core.errors import ConfigError
 from lightning_core.gateway.server import check_free
@@ -100,11 +100,18 @@ class Session:
 
     async def _add_policy(self, policy: PolicyOptions, stack: AsyncExitStack) -> None:
         """Start a backend for a named policy."""
-        backend, folder = self.backend.another(policy), PolicyFolder(self.folder, policy.name)
+        folder = PolicyFolder(self.folder, policy.name)
         folder.prepare()
-        stack.push_async_callback(backend.close)
-        await backend.start()
+        with naming(policy):
+            backend = self.backend.another(policy)
+            stack.push_async_callback(backend.close)
+            await backend.start()
         self.learners.append(PolicyLearner(policy.name, backend, folder))
+
+    @property
+    def backends(self) -> dict[str | None, Backend]:
+        """The backend of each policy; None: the run's own."""
+        return {each.policy: each.backend for each in self.learners}
 
     async def join(self, run_id: str) -> None:
         """Be listed among the run's members until everything else is closed."""

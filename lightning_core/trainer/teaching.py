@@ -31,7 +31,11 @@ TOO_LONG = "too_long"
 OTHERWISE = "otherwise"
 
 
-async def teach(batch: StepBatch, algorithm: Algorithm, backend: Backend) -> StepBatch:
+Backends = Mapping[str | None, Backend]
+"""The backend of each named policy; None: the run's own."""
+
+
+async def teach(batch: StepBatch, algorithm: Algorithm, backends: Backends) -> StepBatch:
     """The batch with teachers' prompts on its transitions; as it is if the algorithm has no teachers.
 
     Its metrics are the share of trained calls that have a teacher, and how many prompts were left out: as
@@ -39,10 +43,10 @@ async def teach(batch: StepBatch, algorithm: Algorithm, backend: Backend) -> Ste
     """
     if not algorithm.needs_teacher:
         return batch
-    return await asyncio.to_thread(_teach, batch, algorithm, backend)
+    return await asyncio.to_thread(_teach, batch, algorithm, backends)
 
 
-def _teach(batch: StepBatch, algorithm: Algorithm, backend: Backend) -> StepBatch:
+def _teach(batch: StepBatch, algorithm: Algorithm, backends: Backends) -> StepBatch:
     calls = {(rollout, call.id): call for rollout, part in batch.calls.items() for call in answering(part)}
     trained = [t for each in batch.trajectories for t in each.transitions if t.trained]
     replies = {t.key: _said(calls[t.rollout_id, t.call_id], t.choice) for t in trained}
@@ -52,7 +56,8 @@ def _teach(batch: StepBatch, algorithm: Algorithm, backend: Backend) -> StepBatc
     for t in trained:
         if t.key in hints:
             try:
-                prompts[t.key] = _encode(calls[t.rollout_id, t.call_id], t, hints[t.key], backend)
+                call = calls[t.rollout_id, t.call_id]
+                prompts[t.key] = _encode(call, t, hints[t.key], backends[t.policy])
             except ContextLengthError:
                 left_out[TOO_LONG] += 1
             except (ApiError, UnsupportedError) as problem:

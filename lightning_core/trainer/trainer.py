@@ -178,7 +178,7 @@ async def _fit(
                 summary = await summarise(store, run, folder.path, evidence, exported=exported, spent=paid)
                 await write_report(store, folder, summary)
                 for each in session.learners:
-                    write_card(each.folder, summary)
+                    write_card(each.folder, summary.model_copy(update={"model": str(each.backend.model)}))
                 curve = terminal_curve(metrics)
                 shown = await transcripts(store, run.id, summary.steps)
             except BaseException as problem:

@@ -259,7 +259,7 @@ class Updater:
         # without the judge: its scores are stored
         lowest = session.settings.on_failure.lowest
         batch = await read_batch(session.store, session.rulebook, None, planned, lowest=lowest)
-        batch = await teach(batch, phase.algorithm, session.backend)
+        batch = await teach(batch, phase.algorithm, session.backends)
         return self._credit(step, phase, batch.trajectories)[0]
 
 

@@ -33,10 +33,11 @@ from lightning_core.stores.versions import (
     is_weights,
     list_choices,
     make_current,
+    policy_of,
     read_number,
     weights_of,
 )
-from lightning_core.trainer.folder import RunFolder, absolute
+from lightning_core.trainer.folder import RunFolder, absolute, policy_folder
 from lightning_core.trainer.summary import Evaluation
 
 TOGETHER = "together"
@@ -187,8 +188,7 @@ class FolderStore:
         found = await self._store.list_resources(run_id, name)
         if not is_weights(name):
             return found
-        policy = name.removeprefix(POLICY).removeprefix(":")
-        folder = self._folder / "policies" / policy if policy else self._folder
+        folder = policy_folder(self._folder, policy_of(name))
         return [_found_again(each, folder) for each in found]
 
 

@@ -21,7 +21,6 @@ from anthropic.types.beta import message_create_params as anthropic_beta
 
 from lightning_core.dialects import DIALECTS, get_dialect
 from lightning_core.dialects.upstream import Constraint, Shaping
-from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
@@ -80,7 +79,7 @@ def test_nested_options_are_found_in_the_sdks_types() -> None:
 
 
 def read(dialect: str, **fields: Any) -> Any:
-    reader = get_dialect(dialect)(TokenText(str), "m")
+    reader = get_dialect(dialect)()
     return reader.read(orjson.dumps({**LEAST[dialect], **fields}), None, (None, None))
 
 

@@ -8,7 +8,6 @@ import orjson
 import pytest
 
 from lightning_core.dialects import get_dialect
-from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 
 CALLS = [
@@ -18,7 +17,7 @@ ASKED = {"role": "assistant", "content": None, "tool_calls": CALLS}
 
 
 def read(dialect: str, **fields: Any) -> list[dict[str, Any]]:
-    reader = get_dialect(dialect)(TokenText(str), "m")
+    reader = get_dialect(dialect)()
     messages: list[dict[str, Any]] = reader.read(orjson.dumps(fields), None, (None, None)).chat.messages
     return messages
 

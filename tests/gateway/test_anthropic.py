@@ -10,7 +10,6 @@ import pytest
 
 from lightning_core.dialects.anthropic import Anthropic
 from lightning_core.dialects.upstream import ChatRequest
-from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
@@ -263,7 +262,7 @@ async def test_the_token_opens_as_either_kind_of_key(house: House, web: httpx.As
 def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], **fields}
     with pytest.raises(ApiError) as caught:
-        Anthropic(TokenText(str), "m").read(orjson.dumps(body), None, ("r1", 1))
+        Anthropic().read(orjson.dumps(body), None, ("r1", 1))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
     assert param in str(caught.value)
 

@@ -11,7 +11,6 @@ from openai.types import Completion
 
 from lightning_core.dialects.completions import Completions
 from lightning_core.dialects.upstream import ChatRequest
-from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob, until
@@ -152,7 +151,7 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_the_error() -> N
     ],
 )
 def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
-    dialect = Completions(TokenText(str), "m")
+    dialect = Completions()
     with pytest.raises(ApiError, match=param) as caught:
         dialect.read(orjson.dumps({"model": "m", "prompt": "hi", **fields}), None, ("r1", 1))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)

@@ -10,7 +10,6 @@ import orjson
 import pytest
 
 from lightning_core.dialects.chat import Chat
-from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 from tests.gateway.conftest import House, open_house
 from tests.gateway.scripted import ScriptedEngine
@@ -250,9 +249,7 @@ async def test_audio_and_images_are_refused_with_the_reason(
 def refused(fields: dict[str, Any]) -> ApiError:
     """The refusal of a chat completion with these fields."""
     with pytest.raises(ApiError) as caught:
-        Chat(TokenText(str), "m").read(
-            orjson.dumps({"model": "m", "messages": HI, **fields}), None, (None, None)
-        )
+        Chat().read(orjson.dumps({"model": "m", "messages": HI, **fields}), None, (None, None))
     return caught.value
 
 

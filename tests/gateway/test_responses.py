@@ -14,7 +14,6 @@ from lightning_core.dialects.compaction import ASKS
 from lightning_core.dialects.conversations import Conversations, Turn, messages_of
 from lightning_core.dialects.responses import Responses
 from lightning_core.dialects.upstream import ChatRequest
-from lightning_core.dialects.writing import TokenText
 from lightning_core.errors import ApiError
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import END, Line, ScriptedEngine, logprob
@@ -490,9 +489,7 @@ def test_a_value_that_the_api_does_not_allow_is_refused_by_name(
 def refused(fields: dict[str, Any]) -> ApiError:
     """The refusal of a request with these fields."""
     with pytest.raises(ApiError) as caught:
-        Responses(TokenText(str), "m").read(
-            orjson.dumps({"model": "m", "input": "hi", **fields}), None, ("r1", 1)
-        )
+        Responses().read(orjson.dumps({"model": "m", "input": "hi", **fields}), None, ("r1", 1))
     return caught.value
 
 

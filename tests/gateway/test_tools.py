@@ -11,7 +11,6 @@ import pytest
 
 from lightning_core.dialects import get_dialect
 from lightning_core.dialects.upstream import ChatRequest
-from lightning_core.dialects.writing import TokenText
 from tests.gateway.conftest import House, drain, open_house
 from tests.gateway.scripted import Line, ScriptedEngine
 
@@ -142,7 +141,7 @@ async def test_each_tool_is_told_as_a_function_and_its_call_comes_back_as_its_ow
 
 
 def dialect_of(name: str) -> Any:
-    return get_dialect(name)(TokenText(str), "m")
+    return get_dialect(name)()
 
 
 def read(name: str, **fields: Any) -> ChatRequest:

@@ -30,7 +30,7 @@ def test_a_reply_and_what_to_try_are_shown_where_nothing_was_earned() -> None:
     assert "larger model" in said
     assert TINY_KNOWS not in said
     assert "max_tokens" not in said
-    assert TINY_KNOWS in (nothing_earned(rollouts, calls, tiny=True) or "")
+    assert TINY_KNOWS in (nothing_earned(rollouts, calls, tiny=[None]) or "")
     calls["r1"] = [cut(1)]
     assert "1 of 4 replies were cut at max_tokens" in (nothing_earned(rollouts, calls) or "")
 

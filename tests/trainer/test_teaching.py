@@ -116,7 +116,7 @@ def test_the_teacher_is_the_policy_after_the_longer_prompt(tmp_path: Path) -> No
             batch = await read_batch(store, None, None, rollouts)
         algorithm = lightning.SDPO(**SMALL)
         async with serving(tiny_folder(), dtype="float32") as backend:
-            batch = await teach(batch, algorithm, backend)
+            batch = await teach(batch, algorithm, {None: backend})
             credited, _ = credit_batch(batch.trajectories, taught, algorithm)
             found, _ = add_teachers(tuple(credited), algorithm, backend._started.optimizer.score)
             tokenizer = backend.upstream.model.tokenizer

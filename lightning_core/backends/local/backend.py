@@ -38,7 +38,7 @@ from lightning_core.backends.serving.upstream import ChatUpstream
 from lightning_core.backends.settings import PolicyOptions
 from lightning_core.backends.weights.model import Model
 from lightning_core.backends.weights.sizes import TensorChange
-from lightning_core.backends.weights.sources import check_folder
+from lightning_core.backends.weights.sources import check_folder, find_source
 from lightning_core.backends.weights.versions import Content, compare_versions, export_version
 from lightning_core.dialects.upstream import ChatRequest
 from lightning_core.errors import ConfigError, TrainingError, UnsupportedError
@@ -135,8 +135,8 @@ class LocalBackend(LocalSettings):
 
     def another(self, policy: PolicyOptions) -> LocalBackend:
         """A backend for a further policy. Engine and optimizer are its own, and so are all weights that are
-        trained; LoRA's frozen base is shared, if both have LoRA. Raises UnsupportedError where vLLM
-        samples."""
+        trained; LoRA's frozen base is shared, if both have LoRA on the same model. Raises UnsupportedError
+        where vLLM samples."""
         if self.engine != "torch":
             raise UnsupportedError(
                 f"policies={{...}} with engine={self.engine!r}: that server answers with one policy; leave "
@@ -148,7 +148,7 @@ class LocalBackend(LocalSettings):
 
     def plan_run(self, algorithms: Sequence[Algorithm]) -> RunPlan:
         """Returns the plan of a run; loads only the model's configuration."""
-        return plan_run(self, algorithms)
+        return plan_run(self, algorithms, shared=self._shares_base)
 
     def encode(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
         """(prompt ids, completion ids) in the model's own chat template."""
@@ -173,13 +173,29 @@ class LocalBackend(LocalSettings):
                 raise
             self._switch_quickly()
 
+    @property
+    def _same_model(self) -> bool:
+        """Whether it is of a further policy that has the model of the run's own."""
+        if self._first is None:
+            return False
+        own, other = (os.path.realpath(find_source(each._source)[0]) for each in (self._first, self))
+        return own == other
+
+    @property
+    def _shares_base(self) -> bool:
+        """Whether it trains adapters beside the frozen weights of the run's own policy."""
+        first = self._first
+        if first is None or first.lora is None or self.lora is None or first.in_4bit != self.in_4bit:
+            return False
+        return self._same_model
+
     def _build(self) -> BackendParts:
         """Load the model and measure what suits this machine; sets the number of threads of this thread."""
         model = load_model(str(self.model), context=self.context, device=self.device, in_4bit=self.in_4bit)
-        first = None if self._first is None else self._first._started
+        first = self._first._started if self._first is not None and self._same_model else None
         alike = first is not None and first.policy.in_4bit == self.in_4bit
         """Whether the run's own policy began with these very weights."""
-        if first is not None and alike and self.lora is not None and first.policy.lora is not None:
+        if first is not None and self._shares_base:
             share_weights(model.network, first.policy.base)
         # what serves is plain, and LoRA's layers are put into the network itself
         check = Exactness(model.network, model.sample, model.context)

@@ -53,8 +53,8 @@ STATE_LAYERS = 4
 """How many times the activations of attention layers those with state keep, at most."""
 
 
-def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPlan:
-    """Facts and checks of a backend with these settings."""
+def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm], *, shared: bool = False) -> RunPlan:
+    """Facts and checks of a backend with these settings; `shared`: another one holds its frozen weights."""
     size = measure(settings.model, settings.context, most=DEFAULT_CONTEXT)
     check_weights(settings.model)
     device = pick_device(settings.device)
@@ -74,8 +74,13 @@ def plan_run(settings: LocalSettings, algorithms: Sequence[Algorithm]) -> RunPla
         (text, estimate(changed, size, algorithms, card))
         for text, changed in _changes(settings, size, tokens)
     )
-    check = check_memory(size, WHERE, estimate(settings, size, algorithms, card), others)
-    return RunPlan(facts, (check,), size.disk(settings.lora))
+    found = estimate(settings, size, algorithms, card)
+    check = check_memory(size, WHERE, found, others)
+    (use,) = found.uses
+    if shared:
+        weights = size.weight_bytes(settings.lora)
+        use = replace(use, need=use.need - weights, held=use.held - weights)
+    return RunPlan(facts, (check,), size.disk(settings.lora), MemoryEstimate((use,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,12 @@ def estimate(
     training = _training(settings, size, algorithms, card)
     engine = sum(_serving(settings, size, card))
     need = max(training.peak, training.state + engine) if settings.sleeps else training.peak + engine
-    need += WIDE * _copies(algorithms) * size.parameters
+    copies = WIDE * _copies(algorithms) * size.parameters
+    held = training.state + engine + copies
+    need += copies
     if card.device.type == "cuda":
         need += CUDA_BYTES
-    return MemoryEstimate((MemoryUse("memory", need, card.memory),))
+    return MemoryEstimate((MemoryUse("memory", need, card.memory, held),))
 
 
 def serving(settings: LocalSettings, size: ModelSize, card: Card) -> str:
