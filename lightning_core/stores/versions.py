@@ -61,9 +61,14 @@ def policy_of(weights: str) -> str | None:
 
 def model_of(run: Run, policy: str | None) -> str | None:
     """The base model of a policy of the run; None if the run does not say."""
+    own = run.config.get("model")
+    return models_of(run).get(policy or "", None if own is None else str(own))
+
+
+def models_of(run: Run) -> dict[str, str]:
+    """The base model of each named policy, as far as the run says."""
     models: Any = run.config.get(POLICY_MODELS) or {}
-    model = models.get(policy, run.config.get("model"))
-    return None if model is None else str(model)
+    return dict(models)
 
 
 def policies_of(run: Run) -> dict[str, str]:

@@ -251,7 +251,7 @@ class Loop:
 
     def _advise(self, rollouts: Sequence[Rollout], calls: Mapping[str, Sequence[Call]]) -> None:
         """Show a reply and what to try, where the first rollouts earned nothing."""
-        tiny = [policy for policy, each in self.session.backends.items() if str(each.model) == TINY]
+        tiny = [policy for policy, model in self.session.models.items() if model == TINY]
         if (said := nothing_earned(rollouts, calls, tiny=tiny)) is not None:
             self.observers.note(said)
 

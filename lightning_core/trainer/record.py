@@ -73,10 +73,11 @@ async def open_run(session: Session, train: Sequence[Task], validation: Sequence
     plan = _plan(session, train, validation)
     known = await store.find_run(folder.run_id)
     rollouts = rollout_config(session.settings, session.solve)
+    models: dict[str, JsonValue] = {name: of for name, of in session.models.items() if name is not None}
     origin = await asyncio.to_thread(describe_origin, session.settings, session.plugins.list())
     run = Run(
         id=folder.run_id,
-        config={**plan, RECORDED: rollouts.written()},
+        config={**plan, RECORDED: rollouts.written(), POLICY_MODELS: models},
         folder=str(folder.path.resolve()),
         secret=secrets.token_hex(32),
         provenance=origin,
@@ -130,9 +131,6 @@ def _plan(session: Session, train: Sequence[Task], validation: Sequence[Task]) -
         DECLARED: ALL if trainer.prompts == ALL else written(trainer.declared_prompts),
         "agents": _trained(session),
         POLICIES: trainer.agent_policies,
-        POLICY_MODELS: {
-            each.policy: str(each.backend.model) for each in session.learners if each.policy is not None
-        },
         CONFIG: dict(trainer.names),
         "algorithm": [_said(phase.algorithm) for phase in session.phases],
         CREDIT: [

@@ -17,7 +17,7 @@ from lightning_core.runner.runner import prepare
 from lightning_core.stores.base import Store
 from lightning_core.stores.credentials import from_folder
 from lightning_core.stores.heartbeat import Heartbeat, make_member
-from lightning_core.stores.versions import find_current, put_prompt
+from lightning_core.stores.versions import find_current, model_of, models_of, put_prompt
 from lightning_core.texts.masking import without_password
 from lightning_core.trainer.demonstrations import encode_all
 from lightning_core.trainer.folder import PolicyFolder, RunFolder, from_anywhere
@@ -84,6 +84,7 @@ class Session:
         if settings.port is not None and "gateway" not in settings.remote_roles:
             check_free(settings.host, settings.port)
         self.store = await stack.enter_async_context(open_store(self.store_url, self.plugins))
+        await self._check_models()
         self._presence = await stack.enter_async_context(AsyncExitStack())
         stack.push_async_callback(self.backend.close)
         await self.backend.start()
@@ -107,6 +108,28 @@ class Session:
             stack.push_async_callback(backend.close)
             await backend.start()
         self.learners.append(PolicyLearner(policy.name, backend, folder))
+
+    async def _check_models(self) -> None:
+        """Raise ConfigError, by name, if a policy of a run that goes on has another base model than before:
+        no checkpoint of it would fit."""
+        known = await self.store.find_run(self.folder.run_id)
+        if known is None or not self.settings.resume:
+            return
+        began = {None: model_of(known, None), **models_of(known)}
+        for policy, model in self.models.items():
+            if (before := began.get(policy)) not in (None, model):
+                which = "its own policy" if policy is None else f"policy {policy!r}"
+                raise ConfigError(
+                    f"run {known.id!r} can't be resumed: {which} began as model {before!r}, and is now "
+                    f"{model!r}; give the same as before, or start a new run in another folder"
+                )
+
+    @property
+    def models(self) -> dict[str | None, str]:
+        """The base model of each policy; None: the run's own."""
+        own = self.backend.model
+        named = {each.name: each.model for each in self.settings.named_policies}
+        return {None: str(own), **{name: str(own if of is None else of) for name, of in named.items()}}
 
     @property
     def backends(self) -> dict[str | None, Backend]:
