@@ -185,10 +185,10 @@ def _policy_checks(own: RunPlan, named: Mapping[str, RunPlan]) -> Iterator[Check
         return
     need = sum(use.held for use in uses.values()) + max(use.need - use.held for use in uses.values())
     there = uses[POLICY].there
-    each = ", ".join(f"{name} {gib(use.need)}" for name, use in uses.items())
-    told = f"{gib(need)} of {gib(there or 0)} of memory for all of them; each alone: {each}"
+    shares = ", ".join(f"{name} {gib(use.need)}" for name, use in uses.items())
+    told = f"{gib(need)} of {gib(there or 0)} of memory for all of them; one by one: {shares}"
     if there is not None and need > there:
-        told += "; give one a smaller model, adapters (lora=LoraOptions()), or name fewer policies"
+        told += f"; {gib(need - there)} too little: give one a smaller model or adapters, or name fewer"
     yield Check("policies", None if there is None else need <= there, told)
 
 

@@ -88,6 +88,7 @@ async def test_an_admin_of_one_run_can_not_move_its_folder_or_change_its_model(
         ({"folder": None}, "folder"),
         ({"config": {"model": "somebody/model"}}, "model"),
         ({"config": {}}, "model"),
+        ({"config": {"model": "tiny", "models of policies": {"b": "somebody/model"}}}, "models of policies"),
     ):
         answer = await desk.ask("PUT", "/runs", {"id": "run", **fields})
         assert field in error(answer, 403, "forbidden")["message"]

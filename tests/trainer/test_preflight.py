@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 import lightning_core as lightning
-from lightning_core.backends.preflight import RunPlan
+from lightning_core.backends.preflight import MemoryUse, RunPlan, gib
 from lightning_core.backends.settings import LoraOptions, Schedule
 from lightning_core.backends.verl.backend import VerlBackend
+from lightning_core.backends.weights.sizes import measure
 from lightning_core.cli.training import read_launch
 from lightning_core.errors import ConfigError
 from lightning_core.plugins import load_plugins
@@ -21,6 +22,7 @@ from lightning_core.trainer.launch import Launch
 from lightning_core.trainer.parts import make_backend
 from lightning_core.trainer.plan import make_tasks
 from lightning_core.trainer.preflight import plan_run, show_plan
+from tests.backends.models import save_model
 
 TASKS = [{"question": str(n)} for n in range(6)]
 
@@ -230,3 +232,49 @@ def test_a_dict_among_policies_becomes_its_options():
     facts = dict(made.plan(train=[{}]).facts)
     assert facts["policies"] == "writer: a, critic: b"
     assert facts["policy a"].startswith("learning_rate=0.0001, lora=LoraOptions(rank=4")
+
+
+def test_the_memory_of_all_policies_is_added_up_and_told_of_each(tmp_path, monkeypatch):
+    from lightning_core.backends.local import preflight
+
+    other = save_model(tmp_path / "qwen", "qwen3")
+    policies = {"writer": lightning.PolicyOptions("a", model=other)}
+    found = tell(policies=policies)
+    assert str(other) in facts(found)["policy a, model"]
+    assert "policy a, machine" not in facts(found), "it is the run's"
+    own, beside = (memory_of(lightning.LocalBackend(of)) for of in ("tiny", other))
+    passes = max(own.need - own.held, beside.need - beside.held)  # one after the other
+    told = (
+        f"{gib(own.held + beside.held + passes)} of {gib(own.there)} of memory for all of them; one by one: "
+    )
+    told += f"policy {gib(own.need)}, a {gib(beside.need)}"
+    assert told in [check.told for check in found.checks if check.name == "policies"]
+    monkeypatch.setattr(preflight, "memory_bytes", lambda device: 200 << 20)
+    found = verdicts(tell(policies={"writer": lightning.PolicyOptions("a", model="tiny")}))
+    assert (found["memory"], found["policies"]) == ("ok", "fails")
+
+
+def test_frozen_weights_are_counted_once_where_policies_share_them():
+    own = lightning.LocalBackend("tiny", lora=LoraOptions(rank=4))
+    alike, apart = (
+        memory_of(own.another(lightning.PolicyOptions("a", **more))) for more in ({}, {"lora": PACKED})
+    )
+    weights = measure("tiny", None).weight_bytes(own.lora)
+    assert memory_of(own).need - alike.need == memory_of(own).held - alike.held == weights
+    assert apart.need == memory_of(lightning.LocalBackend("tiny", lora=PACKED)).need
+
+
+def test_a_policy_whose_model_can_t_be_read_fails_by_its_name(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    found = verdicts(tell(policies={"writer": lightning.PolicyOptions("a", model=tmp_path)}))
+    assert (found["policy a"], found["policies"]) == ("fails", "unknown")
+
+
+PACKED = LoraOptions(rank=4, load_in_4bit=True)
+
+
+def memory_of(backend: lightning.LocalBackend) -> MemoryUse:
+    """The memory of a run with this backend."""
+    found = backend.plan_run([lightning.GRPO()]).memory
+    assert found is not None
+    return found.uses[0]
