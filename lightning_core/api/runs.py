@@ -29,7 +29,7 @@ from lightning_core.records.types import Alert, Integer, Member, Metrics, Record
 from lightning_core.stores import base
 from lightning_core.stores.base import Store
 from lightning_core.stores.heartbeat import living
-from lightning_core.stores.versions import POLICY_MODELS, Document, is_weights, read_number
+from lightning_core.stores.versions import POLICY_MODELS, Document, is_weights, models_of, read_number
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 
@@ -209,11 +209,11 @@ async def _check_location(store: Store, version: ResourceVersion) -> None:
 
 def _check_unmoved(run: Run, sent: Mapping[str, Any]) -> None:
     """Raise ScopeError for fields of a run that only a token of all runs may change."""
-    model, models = run.config.get("model"), run.config.get(POLICY_MODELS)
+    config = sent.get("config", run.config)
     for name, moved in (
         ("folder", "folder" in sent and sent["folder"] != run.folder),
-        ("config.model", "config" in sent and sent["config"].get("model") != model),
-        (f"config.{POLICY_MODELS}", "config" in sent and sent["config"].get(POLICY_MODELS) != models),
+        ("config.model", config.get("model") != run.config.get("model")),
+        (f"config.{POLICY_MODELS}", (config.get(POLICY_MODELS) or {}) != models_of(run)),
     ):
         if moved:
             raise ScopeError(

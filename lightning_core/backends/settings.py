@@ -43,26 +43,26 @@ class PolicyOptions:
     """A named policy of a run, and what it has in place of the backend's settings for all."""
 
     name: str
-    model: str | Path | None = None
-    """The base model: a transformers folder, a GGUF file, a name on the hub, "smollm2" or "tiny". None: the
-    run's."""
     learning_rate: float | None = None
     """None: the backend's."""
     lora: LoraOptions | None = None
     """None: the backend's."""
+    model: str | Path | None = None
+    """The base model: a transformers folder, a GGUF file, a name on the hub, "smollm2" or "tiny". None: the
+    run's."""
 
     def __post_init__(self) -> None:
         if self.learning_rate is not None:
             check_range("learning_rate", self.learning_rate, of="PolicyOptions", above=0, most=1)
-        check_kind("model", self.model, (str, Path, NoneType), "a model's name or a folder, or None")
         check_kind(
             "lora", self.lora, (LoraOptions, NoneType), 'LoraOptions(...), with --set {"rank": 8}, or None'
         )
+        check_kind("model", self.model, (str, Path, NoneType), "a model's name or a folder, or None")
 
     @property
     def changes(self) -> dict[str, Any]:
         """The settings of the backend that it has others of."""
-        given = {"model": self.model, "learning_rate": self.learning_rate, "lora": self.lora}
+        given = {"learning_rate": self.learning_rate, "lora": self.lora, "model": self.model}
         return {name: value for name, value in given.items() if value is not None}
 
 

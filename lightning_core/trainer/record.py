@@ -34,9 +34,8 @@ from lightning_core.records.types import Record, Run, Task
 from lightning_core.runner.config import RECORDED
 from lightning_core.stores.versions import POLICIES, POLICY_MODELS
 from lightning_core.texts.masking import mask, masked
-from lightning_core.trainer.folder import RunFolder
 from lightning_core.trainer.roles.runner import rollout_config
-from lightning_core.trainer.session import Session
+from lightning_core.trainer.session import Session, other_way
 
 PACKAGES = {
     "agent-lightning-core": "lightning_core",
@@ -180,15 +179,8 @@ def _check(session: Session, known: Run, plan: dict[str, Any]) -> None:
     if changed:
         raise ConfigError(
             f"run {folder.run_id!r} can't be resumed, as these differ from before: {', '.join(changed)}; "
-            f"give the same as before, or {_other_way(folder)}"
+            f"give the same as before, or {other_way(folder)}"
         )
-
-
-def _other_way(folder: RunFolder) -> str:
-    """Names the other way out for a person who has changed the settings."""
-    if folder.latest_checkpoint() is None and (folder.read_address() or {}).get("store") is None:
-        return "leave --resume out: a run without an update begins again in its folder"
-    return "start a new run in another folder"
 
 
 # provenance ---------------------------------------------------------------------------------

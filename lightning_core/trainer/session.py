@@ -121,7 +121,7 @@ class Session:
                 which = "its own policy" if policy is None else f"policy {policy!r}"
                 raise ConfigError(
                     f"run {known.id!r} can't be resumed: {which} began as model {before!r}, and is now "
-                    f"{model!r}; give the same as before, or start a new run in another folder"
+                    f"{model!r}; give the same as before, or {other_way(self.folder)}"
                 )
 
     @property
@@ -168,3 +168,10 @@ class Session:
     def phase(self, step: int) -> ResolvedPhase:
         """The phase that makes update `step`."""
         return next(phase for phase in self.phases if step < phase.end)
+
+
+def other_way(folder: RunFolder) -> str:
+    """Names the other way out for a person who has changed the settings."""
+    if folder.latest_checkpoint() is None and (folder.read_address() or {}).get("store") is None:
+        return "leave --resume out: a run without an update begins again in its folder"
+    return "start a new run in another folder"

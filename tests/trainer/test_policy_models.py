@@ -75,7 +75,7 @@ def local(model: Path | str, **more: Any) -> lightning.LocalBackend:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Any]) -> list[int]:
-    """By the model's own template and tokenizer."""
+    """The ids of these messages in the model's own template and tokenizer."""
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids: list[int] = tokenizer(str(text), add_special_tokens=False)["input_ids"]
     return ids
