@@ -115,7 +115,7 @@ class Session:
         known = await self.store.find_run(self.folder.run_id)
         if known is None or not self.settings.resume:
             return
-        began = {None: model_of(known, None), **models_of(known)}
+        began: dict[str | None, str | None] = {None: model_of(known, None), **models_of(known)}
         for policy, model in self.models.items():
             if (before := began.get(policy)) not in (None, model):
                 which = "its own policy" if policy is None else f"policy {policy!r}"
