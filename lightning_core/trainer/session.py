@@ -115,9 +115,10 @@ class Session:
         known = await self.store.find_run(self.folder.run_id)
         if known is None or not self.settings.resume:
             return
-        began: dict[str | None, str | None] = {None: model_of(known, None), **models_of(known)}
+        named = models_of(known)
         for policy, model in self.models.items():
-            if (before := began.get(policy)) not in (None, model):
+            before = model_of(known, policy) if policy is None or policy in named else None
+            if before not in (None, model):
                 which = "its own policy" if policy is None else f"policy {policy!r}"
                 raise ConfigError(
                     f"run {known.id!r} can't be resumed: {which} began as model {before!r}, and is now "
