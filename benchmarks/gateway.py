@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway_server import COMPLETION, PROMPT, CannedEngine
+from benchmarks.stores.processes import cpu_seconds
 from lightning_core.dialects.upstream import ChatRequest
 
 CALLS = 2000
@@ -52,28 +53,21 @@ class Timing:
     """CPU of the gateway process for each call; None where there is no gateway."""
 
 
+@dataclass(frozen=True)
 class Server:
-    """The gateway process."""
+    """A gateway's process."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        hello = json.loads(self._read())
-        self.pid = process.pid
-        self.tokens: list[str] = hello["tokens"]
-        """One for each rollout that may make calls."""
-        self.host, port = hello["url"].removeprefix("http://").split(":")
-        self.port = int(port)
+    pid: int
+    host: str
+    port: int
+    tokens: list[str]
+    """One for each rollout that may make calls."""
+    paths: list[str]
+    """Before `/v1`, of each rollout."""
 
     def cpu_seconds(self) -> float:
-        """CPU time it has used so far."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(self._read())
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        """CPU time that it and its children have used so far."""
+        return cpu_seconds(self.pid)
 
 
 class Client:
@@ -164,7 +158,10 @@ def running_server(url: str, *engine: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "benchmarks.gateway_server", url, *engine]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:  # leaving closes its input, which ends it
-        yield Server(process)
+        assert process.stdout is not None
+        hello = json.loads(process.stdout.readline())
+        host, port = hello["url"].removeprefix("http://").split(":")
+        yield Server(process.pid, host, int(port), hello["tokens"], [""] * len(hello["tokens"]))
 
 
 async def run() -> dict[str, dict[int, Timing]]:

@@ -1,8 +1,7 @@
 """The measured side of `benchmarks.gateway`: an engine that answers from memory, and a gateway in front.
 
-python -m benchmarks.gateway_server URL [SERVER] serves with the store at that URL until its input ends; each
-line it is given is answered with the CPU seconds that the process has used so far. SERVER is the address of a
-vLLM server, or of `benchmarks.vllm_standin`, that takes the place of the engine.
+python -m benchmarks.gateway_server URL [SERVER] serves with the store at that URL until its input ends.
+SERVER is the address of a vLLM server, or of `benchmarks.vllm_standin`, that takes the place of the engine.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import AsyncIterator
 
 from benchmarks.vllm_standin import MODEL
@@ -83,8 +81,7 @@ async def serve(url: str, server_url: str | None = None) -> None:
         async with GatewayServer(gateway) as server:
             keys = [tokens.issue(rollout, 1) for rollout in ROLLOUTS]
             print(json.dumps({"url": server.url, "tokens": keys}), flush=True)
-            while await asyncio.to_thread(sys.stdin.readline):
-                print(time.process_time(), flush=True)
+            await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":

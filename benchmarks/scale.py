@@ -41,7 +41,7 @@ MIB = 1 << 20
 async def talk(server: Server, number: int, took: list[float]) -> None:
     """One rollout; `took` gets the seconds of each call."""
     words = random.Random(number)
-    connection = await Connection(server, server.tokens[number]).open()
+    connection = await Connection(server, number).open()
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You work in a shell."}]
     for _ in range(TURNS):
         new = " ".join("".join(words.choices(SYLLABLES, k=3)) for _ in range(NEW_WORDS))

@@ -1,8 +1,10 @@
-"""A server that answers as vLLM does, at once and always the same: the load of `benchmarks.served`.
+"""A server that answers as vLLM does, always the same: the load of `benchmarks.served`.
 
-python -m benchmarks.vllm_standin prints its address and serves until its input ends. A streamed reply is one
-event for each token, each written by itself. With `stream_interval` in the request, which vLLM knows since
-0.28, the first token comes alone and then so many together. Events have all the fields that vLLM 0.28 writes.
+python -m benchmarks.vllm_standin prints its address and serves until its input ends. It answers Completions,
+streamed, as our gateway asks it, and Chat Completions, whole or streamed, as other gateways do. A streamed
+reply is one event for each token, each written by itself. With `stream_interval` in the request, which vLLM
+knows since 0.28, the first token comes alone and then so many together. A whole reply comes as late as the
+last event would. Replies have the fields that vLLM 0.28 writes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import json
 import math
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +23,14 @@ MODEL = "standin"
 FIRST_ID = 1000
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
 PACE = 0.0005
-"""Seconds between two events, so that each arrives alone."""
+"""Seconds for a token, so that each event arrives alone."""
+CHARACTERS = 4
+"""Of a conversation's JSON for each of the prompt ids that a chat reply names: it tokenises nothing."""
+UNSET = (
+    *("service_tier", "system_fingerprint", "prompt_logprobs", "prompt_text"),
+    *("kv_transfer_params", "ec_transfer_params", "metrics"),
+)
+"""Fields of a whole chat reply that are null."""
 
 
 def reply_ids(prompt: list[int]) -> list[int]:
@@ -53,18 +63,78 @@ def event(first: int, ids: list[int], *, last: bool, prompt: list[int] | None) -
         "model": MODEL,
         "choices": [choice],
     }
+    return sse(said)
+
+
+def sse(said: dict[str, Any]) -> bytes:
+    """An event of a stream."""
     return b"data: " + json.dumps(said, separators=(",", ":")).encode() + b"\n\n"
 
 
-def events(body: dict[str, Any], *, interval: int) -> list[bytes]:
-    """All events of a reply."""
+def events(body: dict[str, Any], *, interval: int) -> Iterator[tuple[int, bytes]]:
+    """All events of a reply, each with the number of its tokens."""
     ids = reply_ids(body["prompt"])
     cuts = [0, *range(1, len(ids), interval), len(ids)]
-    made = [
-        event(a, ids[a:b], last=b == len(ids), prompt=None if a else body["prompt"])
-        for a, b in pairwise(cuts)
-    ]
-    return [*made, b"data: [DONE]\n\n"]
+    for a, b in pairwise(cuts):
+        yield b - a, event(a, ids[a:b], last=b == len(ids), prompt=None if a else body["prompt"])
+
+
+class Chat:
+    """The reply to a chat request, with token ids and logprobs if it asks for them."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        size = len(json.dumps(body["messages"])) // CHARACTERS
+        self._prompt = [FIRST_ID + index % 150 for index in range(size)]
+        self._ids = reply_ids(self._prompt)
+        self._body = body
+
+    def _said(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = {"id": "chatcmpl-0123456789abcdef", "object": kind, "created": 1764300000, "model": MODEL}
+        return {**head, "choices": choices, **more}
+
+    def _choice(self, first: int, ids: list[int], *, last: bool) -> dict[str, Any]:
+        logprobs = [
+            {"token": " word", "logprob": -0.25 - index / 777, "bytes": list(b" word"), "top_logprobs": []}
+            for index in range(first, first + len(ids))
+        ]
+        return {
+            "index": 0,
+            "logprobs": {"content": logprobs} if self._body.get("logprobs") else None,
+            "finish_reason": "length" if last else None,
+            "token_ids": ids if self._body.get("return_token_ids") else None,
+        }
+
+    def _named(self) -> list[int] | None:
+        return self._prompt if self._body.get("return_token_ids") else None
+
+    def _usage(self) -> dict[str, Any]:
+        many, more = len(self._prompt), len(self._ids)
+        return {"prompt_tokens": many, "total_tokens": many + more, "completion_tokens": more}
+
+    def whole(self) -> dict[str, Any]:
+        """The reply in one piece."""
+        message = {"role": "assistant", "content": " word" * len(self._ids)}
+        nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+        choice = {
+            **self._choice(0, self._ids, last=True),
+            "message": {**message, **nothing},
+            "stop_reason": None,
+            "routed_experts": None,
+        }
+        usage = {**self._usage(), "prompt_tokens_details": None, "completion_tokens_details": None}
+        said = self._said("chat.completion", [choice], usage=usage, prompt_token_ids=self._named())
+        return {**said, **dict.fromkeys(UNSET)}
+
+    def events(self) -> Iterator[tuple[int, bytes]]:
+        """All events of the streamed reply, each with the number of its tokens."""
+        kind = "chat.completion.chunk"
+        start = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+        yield 0, sse(self._said(kind, [{**start, "finish_reason": None}], prompt_token_ids=self._named()))
+        for index, token in enumerate(self._ids):
+            choice = self._choice(index, [token], last=index + 1 == len(self._ids))
+            yield 1, sse(self._said(kind, [{**choice, "delta": {"content": " word"}}]))
+        if (self._body.get("stream_options") or {}).get("include_usage"):
+            yield 0, sse(self._said(kind, [], usage=self._usage()))
 
 
 class Standin:
@@ -87,17 +157,27 @@ class Standin:
             writer.close()
 
     async def _answer(self, writer: asyncio.StreamWriter, head: bytes, body: dict[str, Any]) -> None:
-        if not body.get("stream"):
-            models = {"data": [{"id": MODEL, "max_model_len": CONTEXT}]}
-            content = json.dumps(models if head.startswith(b"get") else checked(body)).encode()
-            writer.write(HEAD % b"application/json" + b"content-length: %d\r\n\r\n" % len(content) + content)
+        chat = Chat(body) if b"/chat/completions " in head.partition(b"\r\n")[0] else None
+        if body.get("stream"):
+            interval = body.get("stream_interval", 1) if self._knows_interval else 1
+            await self._stream(writer, chat.events() if chat else events(body, interval=interval))
             return
-        interval = body.get("stream_interval", 1) if self._knows_interval else 1
+        if chat:
+            await asyncio.sleep(PACE * REPLY)
+            said = chat.whole()
+        elif head.startswith(b"get"):
+            said = {"data": [{"id": MODEL, "max_model_len": CONTEXT}]}
+        else:
+            said = checked(body)
+        content = json.dumps(said).encode()
+        writer.write(HEAD % b"application/json" + b"content-length: %d\r\n\r\n" % len(content) + content)
+
+    async def _stream(self, writer: asyncio.StreamWriter, made: Iterator[tuple[int, bytes]]) -> None:
         writer.write(HEAD % b"text/event-stream" + b"transfer-encoding: chunked\r\n\r\n")
-        for each in events(body, interval=interval):
+        for tokens, each in made:
+            await asyncio.sleep(PACE * tokens)
             writer.write(b"%x\r\n%b\r\n" % (len(each), each))
-            await asyncio.sleep(PACE)
-        writer.write(b"0\r\n\r\n")
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 def checked(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The nearest peer beside: Microsoft's `agentlightning` from PyPI, measured in the same rounds.
 
 It has an environment of its own, `.venv-field` in the working directory, made once. What it measures is in
-`benchmarks.stores.peer_side`.
+`benchmarks.stores.peer_side`. `install` also makes the environments of `benchmarks.peers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import subprocess
-import venv
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -23,8 +23,12 @@ from benchmarks.stores.waiting import Idle
 
 PACKAGE = "agentlightning==0.3.0"
 FOLDER = Path(".venv-field")
-OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "AGENTOPS_TELEMETRY": "False"}
-"""It would ask the network for a price list at every start."""
+SETTINGS = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "AGENTOPS_TELEMETRY": "False",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+}
+"""Without them it would ask the network for a price list at every start, and its proxy would want a key."""
 
 
 class Peer:
@@ -70,7 +74,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, **OFFLINE},
+            env={**os.environ, **SETTINGS},
         )
         try:
             assert process.stdout is not None
@@ -83,21 +87,35 @@ class Peer:
 
     def _measure(self, *arguments: str) -> dict[str, Any]:
         command = [str(self._python), "-m", "benchmarks.stores.peer_side", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **OFFLINE})
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **SETTINGS})
         if done.returncode:
             raise RuntimeError(f"the peer's {arguments[0]} failed:\n{done.stderr[-2000:]}")
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
 
-def find(folder: Path = FOLDER) -> Peer | str:
+def install(requirement: str, folder: Path = FOLDER, python: str = sys.executable) -> Path | str:
+    """The interpreter of an environment with that package, made if it was not; or why there is none."""
+    found, ready = folder / "bin" / "python", folder / f"{requirement}.ready"
+    if ready.exists():
+        return found.absolute()
+    pip = (str(found), "-m", "pip", "install", "--quiet", "--no-compile")
+    steps = {
+        f"{python} makes no environment": (python, "-m", "venv", str(folder)),
+        f"{requirement} could not be installed": (*pip, requirement),
+    }
+    for fault, command in steps.items():
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True)
+        except OSError as error:
+            return f"{fault}: {error}"
+        except subprocess.CalledProcessError as error:
+            return f"{fault}: {(error.stderr.strip() or 'no reason given').splitlines()[-1]}"
+    ready.touch()
+    return found.absolute()
+
+
+def find() -> Peer | str:
     """The peer, installed if it was not; or why it can't be measured."""
-    python = folder / "bin" / "python"
-    if not (folder / ".ready").exists():
-        venv.create(folder, with_pip=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", PACKAGE]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            return f"{PACKAGE} could not be installed: {done.stderr.strip().splitlines()[-1]}"
-        (folder / ".ready").touch()
-    return Peer(python.absolute())
+    python = install(PACKAGE)
+    return python if isinstance(python, str) else Peer(python)

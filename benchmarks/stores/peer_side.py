@@ -7,9 +7,10 @@ worker URL NUMBER                        runs empty rollouts until its input end
                                          runner does, with the tracer that costs least;
 operations URL SERVER_PID PLAN           measures the operations;
 rollouts URL SERVER_PID COUNT PIDS       measures COUNT empty rollouts, which the workers PIDS run;
-waiting URL SERVER_PID COUNT SECONDS     measures what it costs to wait.
+waiting URL SERVER_PID COUNT SECONDS     measures what it costs to wait;
+gateway PORT SERVER ROLLOUTS             serves its LLM proxy before a vLLM server until its input ends.
 
-Each measurement prints one line of JSON.
+Each measurement prints one line of JSON, the gateway the paths of its rollouts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from agentlightning.types import EnqueueRolloutRequest, Span
 
 from benchmarks.stores.processes import cpu_seconds
 from benchmarks.stores.timing import BULK, CALLS_EACH, REQUEST, Callers, Costs, cost
+from benchmarks.vllm_standin import MODEL
 
 POLL_SECONDS = 0.05
 """Between two looks of its runner at an empty queue; 5 s unless set."""
@@ -211,6 +213,22 @@ async def waiting(url: str, server_pid: str, number: str, seconds: str) -> dict[
     return {"client_ms": client * share, "server_ms": served * share, "statements": None}
 
 
+async def gateway(port: str, server: str, number: str) -> None:
+    """All in one process: its proxy in a thread, and the store in memory without a server of its own."""
+    from agentlightning.llm_proxy import LLMProxy  # imports litellm, which the other jobs need not
+
+    store = InMemoryLightningStore(thread_safe=True)
+    params = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{server}/v1"}
+    models = [{"model_name": "m", "litellm_params": params}]
+    begun = [await store.start_rollout({"i": i}, mode="train") for i in range(int(number))]
+    paths = [f"/rollout/{one.rollout_id}/attempt/{one.attempt.attempt_id}" for one in begun]
+    print(json.dumps(paths), flush=True)
+    proxy = LLMProxy(int(port), models, store, "127.0.0.1", launch_mode="thread")
+    await proxy.start()
+    await asyncio.to_thread(sys.stdin.read)
+    await proxy.stop()
+
+
 def main() -> None:
     job, *arguments = sys.argv[1:]
     jobs: dict[str, Any] = {
@@ -219,6 +237,7 @@ def main() -> None:
         "operations": operations,
         "rollouts": rollouts,
         "waiting": waiting,
+        "gateway": gateway,
     }
     found = asyncio.run(jobs[job](*arguments))
     if found is not None:
