@@ -288,5 +288,5 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
-	rm -rf $(VENV) $(NEW) $(VERL) $(TINKER) $(SKY) build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(NEW) $(VERL) $(TINKER) $(SKY) .venv-field* build dist .data runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
-"""Other projects' gateways before the server of `benchmarks.served`, each as its own documentation starts it.
+"""Other projects' gateways before the server of `benchmarks.served`, each with its defaults.
 
-Each is installed once, by `benchmarks.stores.peer.install`. Two share an environment unless they conflict.
+Each is installed once, by `benchmarks.stores.peer.install`. Those that don't conflict share an environment.
 """
 
 from __future__ import annotations

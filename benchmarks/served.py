@@ -110,9 +110,13 @@ class Connection:
             said = await self._reader.read(2**16)
             raise RefusedError(f"{head_back.split()[1].decode()} {said.decode()}")
         if b"chunked" in head_back:
-            return await self._reader.readuntil(b"\r\n0\r\n\r\n")
-        length = int(head_back.split(b"content-length: ")[1].split(b"\r\n")[0])
-        return await self._reader.readexactly(length)
+            reply = await self._reader.readuntil(b"\r\n0\r\n\r\n")
+        else:
+            length = int(head_back.split(b"content-length: ")[1].split(b"\r\n")[0])
+            reply = await self._reader.readexactly(length)
+        if b'"length"' not in reply:
+            raise RuntimeError(f"a reply was cut short: {reply[-500:]!r}")
+        return reply
 
     def close(self) -> None:
         self._writer.close()
@@ -177,7 +181,7 @@ def candidates(record: Record) -> Iterator[dict[str, Server]]:
     """All gateways by name, running; of a peer that is left out the record has the reason."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = {}
+        servers: dict[str, Server] = {}
         for name, words in ((OURS, ("interval",)), (OLDER, ())):
             address = stack.enter_context(standin(*words))
             url = f"sqlite:///{folder}/{len(servers)}.db"

@@ -24,6 +24,8 @@ FIRST_ID = 1000
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
 PACE = 0.0005
 """Seconds for a token, so that each event arrives alone."""
+TEXTS = (" word", " text", " line", " page")
+"""Tokens of a chat reply in turn; some gateways break off a reply that repeats one token."""
 CHARACTERS = 4
 """Of a conversation's JSON for each of the prompt ids that a chat reply names: it tokenises nothing."""
 UNSET = (
@@ -79,6 +81,11 @@ def events(body: dict[str, Any], *, interval: int) -> Iterator[tuple[int, bytes]
         yield b - a, event(a, ids[a:b], last=b == len(ids), prompt=None if a else body["prompt"])
 
 
+def text(index: int) -> str:
+    """The token at that place of a chat reply."""
+    return TEXTS[index % len(TEXTS)]
+
+
 class Chat:
     """The reply to a chat request, with token ids and logprobs if it asks for them."""
 
@@ -94,7 +101,12 @@ class Chat:
 
     def _choice(self, first: int, ids: list[int], *, last: bool) -> dict[str, Any]:
         logprobs = [
-            {"token": " word", "logprob": -0.25 - index / 777, "bytes": list(b" word"), "top_logprobs": []}
+            {
+                "token": text(index),
+                "logprob": -0.25 - index / 777,
+                "bytes": [*text(index).encode()],
+                "top_logprobs": [],
+            }
             for index in range(first, first + len(ids))
         ]
         return {
@@ -113,7 +125,7 @@ class Chat:
 
     def whole(self) -> dict[str, Any]:
         """The reply in one piece."""
-        message = {"role": "assistant", "content": " word" * len(self._ids)}
+        message = {"role": "assistant", "content": "".join(map(text, range(REPLY)))}
         nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
         choice = {
             **self._choice(0, self._ids, last=True),
@@ -132,7 +144,7 @@ class Chat:
         yield 0, sse(self._said(kind, [{**start, "finish_reason": None}], prompt_token_ids=self._named()))
         for index, token in enumerate(self._ids):
             choice = self._choice(index, [token], last=index + 1 == len(self._ids))
-            yield 1, sse(self._said(kind, [{**choice, "delta": {"content": " word"}}]))
+            yield 1, sse(self._said(kind, [{**choice, "delta": {"content": text(index)}}]))
         if (self._body.get("stream_options") or {}).get("include_usage"):
             yield 0, sse(self._said(kind, [], usage=self._usage()))
 
@@ -177,6 +189,7 @@ class Standin:
         for tokens, each in made:
             await asyncio.sleep(PACE * tokens)
             writer.write(b"%x\r\n%b\r\n" % (len(each), each))
+            await writer.drain()  # ends the stream if the client has left
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
 

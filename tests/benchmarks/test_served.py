@@ -28,7 +28,7 @@ def test_the_chat_reply_of_the_standin_is_read_by_the_sdk_whole_and_streamed() -
         whole = full()
         chunks = list(full(stream=True, stream_options={"include_usage": True}))
     said = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    assert "".join(each.delta.content for each in said) == whole.choices[0].message.content == " word" * REPLY
+    assert "".join(each.delta.content for each in said) == whole.choices[0].message.content
     ids = [one for each in said for one in each.model_extra.get("token_ids", [])]
     assert ids == whole.choices[0].model_extra["token_ids"]
     assert len(ids) == REPLY
