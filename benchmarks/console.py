@@ -34,7 +34,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.intervals import mean_of
-from benchmarks.stores.processes import children, cpu_seconds, rss_bytes
+from benchmarks.processes import children, cpu_seconds, rss_bytes
 from lightning_core.credit.whole import uniform
 from lightning_core.insight.why import CREDIT, Method
 from lightning_core.records.types import (

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway_server import COMPLETION, PROMPT, CannedEngine
-from benchmarks.stores.processes import cpu_seconds
+from benchmarks.processes import cpu_seconds
 from lightning_core.dialects.upstream import ChatRequest
 
 CALLS = 2000

@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.gateway import Client
 from benchmarks.intervals import Interval, mean_of
 from benchmarks.page import PAGE, RECORDS, insert
-from benchmarks.stores.processes import cpu_seconds, machine
+from benchmarks.processes import cpu_seconds, machine
 from benchmarks.tiny_server import RUN, TOKENS, TinyServer
 from lightning_core.plugins import load_plugins
 from lightning_core.records.types import Attempt, Rollout, Task

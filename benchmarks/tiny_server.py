@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from benchmarks.stores.processes import rss_bytes
+from benchmarks.processes import rss_bytes
 from lightning_core.gateway.tokens import Tokens
 from lightning_core.records.types import ResourceVersion, Run
 

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from benchmarks.processes import cpu_seconds
 from benchmarks.stores.operations import rollouts
-from benchmarks.stores.processes import cpu_seconds
 from benchmarks.stores.sites import Site
 from benchmarks.stores.worker import runner
 from lightning_core.stores.base import Store

@@ -12,7 +12,7 @@ from itertools import cycle, islice
 
 from benchmarks.gateway import Server, connect, running_server
 from benchmarks.gateway_server import ROLLOUTS
-from benchmarks.stores.processes import rss_bytes
+from benchmarks.processes import rss_bytes
 from benchmarks.stores.sites import Site
 
 CLIENTS = 8

@@ -32,7 +32,7 @@ from agentlightning.store import InMemoryLightningStore, LightningStoreClient, L
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import EnqueueRolloutRequest, Span
 
-from benchmarks.stores.processes import cpu_seconds
+from benchmarks.processes import cpu_seconds
 from benchmarks.stores.timing import BULK, CALLS_EACH, REQUEST, Callers, Costs, cost
 from benchmarks.vllm_standin import MODEL
 

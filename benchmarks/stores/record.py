@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import machine
 from benchmarks.stores.conversation import Talk
 from benchmarks.stores.empty import Pace
 from benchmarks.stores.gateway import Memory
-from benchmarks.stores.processes import machine
 from benchmarks.stores.timing import Cost, Costs
 from benchmarks.stores.waiting import Idle
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from benchmarks.stores.processes import cpu_seconds
+from benchmarks.processes import cpu_seconds
 from lightning_core.plugins import load_plugins
 from lightning_core.stores.base import Store
 from lightning_core.stores.sqlite import SqliteConnection, SqliteStore

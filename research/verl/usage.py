@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.stores.processes import TICK, children, times
+from benchmarks.processes import TICK, children, times
 
 LOOK_SECONDS, NOTE_SECONDS = 0.01, 1.0
 OWN = "lightning-usage"

@@ -1,4 +1,4 @@
-"""What gateways are measured before, and what is said of one that can't be. No time is asserted."""
+"""The server that gateways are measured before, and gateways that can't be measured. No time is asserted."""
 
 from __future__ import annotations
 

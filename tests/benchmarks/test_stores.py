@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.page import insert
+from benchmarks.processes import cpu_seconds, rss_bytes
 from benchmarks.stores.__main__ import Stores
 from benchmarks.stores.gateway import Memory, slope
 from benchmarks.stores.plot import plot
-from benchmarks.stores.processes import cpu_seconds, rss_bytes
 from benchmarks.stores.record import PATH, PEER, Record
 from benchmarks.stores.run import Amount, run
 from benchmarks.stores.sites import SITES
