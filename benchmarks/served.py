@@ -68,9 +68,9 @@ class Record:
     does: dict[str, str]
     """A candidate's work for a call, in a line; of one that was left out, the reason."""
     rounds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """By setting and candidate, CPU milliseconds of a call in each round."""
+    """CPU milliseconds of a call in each round, by setting and candidate."""
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By setting and candidate, the answer to a call that was refused."""
+    """The answer to a call that was refused, by setting and candidate."""
     circumstances: Circumstances | None = None
 
     def measured(self) -> set[str]:

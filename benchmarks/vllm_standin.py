@@ -27,7 +27,7 @@ PACE = 0.0005
 TEXTS = (" word", " text", " line", " page")
 """Tokens of a chat reply in turn; some gateways break off a reply that repeats one token."""
 CHARACTERS = 4
-"""A chat reply names one prompt id for so many characters of the conversation's JSON: nothing is tokenised."""
+"""A chat reply names one prompt id for so many characters of its messages: nothing is tokenised."""
 UNSET = (
     *("service_tier", "system_fingerprint", "prompt_logprobs", "prompt_text"),
     *("kv_transfer_params", "ec_transfer_params", "metrics"),
