@@ -321,15 +321,25 @@ class Dialect(ABC):
     @classmethod
     def items(cls, request: Mapping[str, Any]) -> list[Any]:
         """Returns the items that a request has in place of messages, as they were sent."""
+        return list(cls._items_back(request))[::-1]
+
+    @classmethod
+    def _items_back(cls, request: Mapping[str, Any]) -> Iterator[Any]:
         given = request.get(cls.prompt)
-        return [item for item in (given if isinstance(given, list) else [given]) if item]
+        return filter(None, reversed(given if isinstance(given, list) else [given]))
 
     @classmethod
     def messages(cls, request: Mapping[str, Any]) -> list[Message]:
         """The messages that the model was given."""
+        return list(cls.messages_back(request))[::-1]
+
+    @classmethod
+    def messages_back(cls, request: Mapping[str, Any]) -> Iterator[Message]:
+        """The messages that the model was given, the last first; each is read when it is asked for."""
+        yield from map(cls.message, cls._items_back(request))
         content = request.get(cls.instructions) if cls.instructions else None
-        first: list[Message] = [{"role": "system", "parts": read_parts(content)}] if content else []
-        return [*first, *map(cls.message, cls.items(request))]
+        if content:
+            yield {"role": "system", "parts": read_parts(content)}
 
     @classmethod
     def with_system(cls, request: Json, swap: Callable[[str], str | None]) -> Json | None:

@@ -58,7 +58,7 @@ def observation(call: Call) -> str:
     rollout, are left out. "" if nothing was shown. A text completion is shown its whole prompt.
     """
     shown: list[Message] = []
-    for message in reversed(prompt(call)):
+    for message in get_dialect(call.dialect).messages_back(call.request):  # the last few of hundreds
         if message["role"] == "assistant" and shown:
             break
         shown.append(message)
