@@ -29,7 +29,7 @@ from lightning_core.experience.trajectories import (
     find_unmerged,
     trained_transitions,
 )
-from lightning_core.records.sequences import join, spell
+from lightning_core.records.sequences import Spelt, in_order, join, spell_each
 from lightning_core.records.types import Key, Trajectory, Transition
 
 Tokens = NDArray[np.uint32]
@@ -96,7 +96,7 @@ def make_rows(
     replies = [t for t in trained_transitions(trajectories) if t.key in weights]
     for reply in replies:
         check_tokens(reply)
-    spelt = [spell(t.prompt_ids, t.completion_ids) for t in replies]
+    spelt = spell_each([t.prompt_ids for t in replies], [t.completion_ids for t in replies])
     temperatures = [t.temperature or 1.0 for t in replies]
     chains = _chains(spelt, temperatures, merge)
     order = list(chain.from_iterable(chains))
@@ -124,7 +124,7 @@ def make_state_rows(states: Sequence[Transition], *, merge: bool = True) -> list
     """
     for state in states:
         check_tokens(replace(state, completion_ids=(), logprobs=()))
-    spelt = [spell(t.prompt_ids) for t in states]
+    spelt = spell_each([t.prompt_ids for t in states], [()] * len(states))
     temperatures = [1.0] * len(states)
     chains = _chains(spelt, temperatures, merge)
     return _cut(
@@ -183,38 +183,40 @@ def _padding(like: Row) -> Row:
     return Row(like.tokens[:1], np.empty(0, SPAN), np.empty(0, np.float32), like.temperature, ())
 
 
-def _chains(spelt: Sequence[bytes], temperatures: Sequence[float], merge: bool) -> list[list[int]]:
+def _chains(spelt: Sequence[Spelt], temperatures: Sequence[float], merge: bool) -> list[list[int]]:
     """The numbers of the sequences, those together of which each begins with the one before."""
     if not merge:
         return [[number] for number in range(len(spelt))]
     chains: list[list[int]] = []
     for alike in _alike(spelt, temperatures):
-        alike.sort(key=spelt.__getitem__)
-        chains.append(alike[:1])
-        for number in alike[1:]:
-            if spelt[number].startswith(spelt[chains[-1][-1]]):
-                chains[-1].append(number)
+        order, shared = in_order([spelt[number] for number in alike])
+        last = -1
+        for place, same in zip(order, shared, strict=True):
+            if same == last:
+                chains[-1].append(alike[place])
             else:
-                chains.append([number])
+                chains.append([alike[place]])
+            last = spelt[alike[place]].size
     return chains
 
 
-def _alike(spelt: Sequence[bytes], temperatures: Sequence[float]) -> Iterable[list[int]]:
+def _alike(spelt: Sequence[Spelt], temperatures: Sequence[float]) -> Iterable[list[int]]:
     """The numbers of the sequences that begin alike, as far as the shortest of all goes.
 
     Of others, none begins another. Where tasks differ from their beginnings, these are few and lie close
     together, so that sorting them costs the same in a batch of any size.
     """
-    shortest = min(map(len, spelt), default=0)
+    shortest = min((one.size for one in spelt), default=0)
+    begins = {id(one.text): hash(one.text[:shortest]) for one in spelt}  # equal hashes do no harm
     alike: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
-    for number, (sequence, temperature) in enumerate(zip(spelt, temperatures, strict=True)):
-        alike[temperature, hash(sequence[:shortest])].append(number)  # equal hashes do no harm
+    for number, (one, temperature) in enumerate(zip(spelt, temperatures, strict=True)):
+        alike[temperature, begins[id(one.text)]].append(number)
     return alike.values()
 
 
 def _cut(
     chains: Sequence[Sequence[int]],
-    spelt: Sequence[bytes],
+    spelt: Sequence[Spelt],
     temperatures: Sequence[float],
     keys: Sequence[Key],
     *,
@@ -240,9 +242,10 @@ def _cut(
     for each in chains:
         end = at + len(each)
         held = tuple(grammars[at:end])
+        text, size = spelt[each[-1]]
         rows.append(
             Row(
-                np.frombuffer(spelt[each[-1]], ">u4"),
+                np.frombuffer(text, ">u4", size // 4),
                 spans[at:end],
                 logprobs[entries[at] : entries[end]],
                 temperatures[each[-1]],

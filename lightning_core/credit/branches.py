@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from lightning_core.records.sequences import common, prefixes, spell
+from lightning_core.records.sequences import common, prefixes, spell, spell_each
 from lightning_core.records.types import Key, Trajectory, Transition
 
 
@@ -53,19 +53,20 @@ def branches(trajectory: Trajectory) -> Branches:
 
 def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
     """The place of each transition's parent, None for the first of a branch."""
-    prompts = [spell(t.prompt_ids) for t in transitions]
+    prompts = spell_each([t.prompt_ids for t in transitions], [()] * len(transitions))
     replies = [spell(t.completion_ids) for t in transitions]
     longest = max(map(len, replies), default=0)
     parents: list[int | None] = [None] * len(transitions)
     for place, stack in prefixes(prompts):
         best = (0, 0, -1)
         for before, places in islice(reversed(stack), 1, None):
-            if len(before) + longest < best[0]:  # no shorter prompt with any reply shares more
+            if before + longest < best[0]:  # no shorter prompt with any reply shares more
                 break
             for other in places:
-                if before and other < place and len(before) + len(replies[other]) >= best[0]:
-                    shared = len(before) + 4 * common(replies[other], prompts[place][len(before) :])
-                    best = max(best, (shared, len(before), other))
+                if before and other < place and before + len(replies[other]) >= best[0]:
+                    text, size = prompts[place]
+                    shared = before + 4 * common(replies[other], text[before:size])
+                    best = max(best, (shared, before, other))
         parents[place] = best[2] if best[0] else None
     return parents
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
-from lightning_core.records.sequences import common, join, prefixes, spell
+from lightning_core.records.sequences import Spelt, common, in_order, join, prefixes, spell, spell_each
 from lightning_core.records.types import Key, Trajectory, Transition
 
 Ints = NDArray[np.int64]
@@ -146,15 +146,18 @@ def make_packs(
     TrainingError for a transition without a prompt, or whose logprobs do not match its tokens.
     """
     units = units or {}
-    rows = sorted(
-        (_row(t) for t in trained_transitions(trajectories) if t.key in weights), key=lambda r: r.order
-    )
+    rows, shared = _rows([t for t in trained_transitions(trajectories) if t.key in weights])
+    longest = max((row.length for row in rows), default=0)
     packs: list[Pack] = []
-    walk = _Walk(merge, branches)
+
+    def begin() -> _Walk:
+        return _Walk(shared if merge else np.zeros_like(shared), longest, branches)
+
+    walk = begin()
     for block in _blocks(rows, units):
         if walk.size and walk.passed + walk.cost(block) > pack_tokens:
             packs.append(walk.pack(weights, units))
-            walk = _Walk(merge, branches)
+            walk = begin()
         for row in block:
             walk.add(row)
     if walk.size:
@@ -181,13 +184,14 @@ def find_unmerged(trajectory: Trajectory) -> list[Unmerged]:
     another choice, not a continuation. `index` counts in tokens of the later call's prompt.
     """
     calls = trained_transitions([trajectory])
-    prompts = [spell(t.prompt_ids) for t in calls]
+    prompts = spell_each([t.prompt_ids for t in calls], [()] * len(calls))
     found: dict[int, Unmerged] = {}
     for place, stack in prefixes(prompts):
         for begun, places in islice(reversed(stack), 1, None):
             if places[0] < place:
                 earlier = [calls[other] for other in places if other < place]
-                unmerged = _leave(calls[place], prompts[place][len(begun) :], earlier)
+                text, size = prompts[place]
+                unmerged = _leave(calls[place], text[begun:size], earlier)
                 if unmerged is not None:
                     found[place] = unmerged
                 break
@@ -216,9 +220,18 @@ class _Row:
     """One transition as a sequence; its last token is a target only and needs no forward pass."""
 
     transition: Transition
-    ids: Ints
-    order: bytes
-    """The ids as spelt, which sort as they do."""
+    spelt: Spelt
+    place: int
+    """Its place among all rows, which are sorted."""
+
+    @property
+    def length(self) -> int:
+        return self.spelt.size // 4
+
+    def ids(self, start: int) -> Ints:
+        """From this token on."""
+        found = np.frombuffer(self.spelt.text, ">u4", self.length - start, 4 * start)
+        return found.astype(np.int64)
 
 
 def check_tokens(t: Transition) -> None:
@@ -234,10 +247,14 @@ def check_tokens(t: Transition) -> None:
         )
 
 
-def _row(t: Transition) -> _Row:
-    check_tokens(t)
-    order = spell(t.prompt_ids, t.completion_ids[:-1])
-    return _Row(t, np.frombuffer(order, ">u4").astype(np.int64), order)
+def _rows(transitions: Sequence[Transition]) -> tuple[list[_Row], Ints]:
+    """Their rows, sorted, and the tokens that each shares with the one before."""
+    for t in transitions:
+        check_tokens(t)
+    spelt = spell_each([t.prompt_ids for t in transitions], [t.completion_ids[:-1] for t in transitions])
+    order, shared = in_order(spelt)
+    rows = [_Row(transitions[number], spelt[number], place) for place, number in enumerate(order)]
+    return rows, np.array(shared, dtype=np.int64) // 4
 
 
 def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
@@ -252,42 +269,46 @@ def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
 class _Walk:
     """A pack being written: the tokens so far, and the path to the last one."""
 
-    def __init__(self, merge: bool, branches: bool) -> None:
+    def __init__(self, shared: Ints, longest: int, branches: bool) -> None:
+        """`shared`: tokens that each row shares with the one before in order; `longest`: of any row."""
         self.size = self.passed = 0
-        self._merge, self._branches = merge, branches
+        self._shares, self._branches = shared, branches
         self._runs: list[Ints] = []
         self._positions: list[Ints] = []
-        self._last = b""
-        self._path: Ints = np.empty(0, dtype=np.int64)
-        """Index in the pack of each token of the last sequence."""
+        self._last: _Row | None = None
+        self._path: Ints = np.empty(longest, dtype=np.int64)
+        """Index in the pack of each token of the last sequence; what lies beyond it means nothing."""
         self._ended: list[tuple[Ints, int]] = []
         self._rows: list[tuple[Transition, Ints]] = []
 
     def cost(self, block: Sequence[_Row]) -> int:
         """Tokens that adding these rows would send through the network."""
-        before = [self._last, *(row.order for row in block)]
+        before = [self._last, *block]
         return sum(self._passes(last, row) for last, row in zip(before, block, strict=False))
 
-    def _passes(self, last: bytes, row: _Row) -> int:
+    def _passes(self, last: _Row | None, row: _Row) -> int:
         shared = self._shared(last, row)
-        return len(row.ids) - shared if self._branches or 4 * shared == len(last) else len(row.ids)
+        return row.length - shared if self._branches or last is None or shared == last.length else row.length
 
     def add(self, row: _Row) -> None:
-        shared = self._shared(self._last, row)
+        shared, last = self._shared(self._last, row), 0 if self._last is None else self._last.length
         self.passed += self._passes(self._last, row)
-        new = row.ids[shared:]
-        self._ended.append((self._path[shared:], self.size))
-        self._path = np.concatenate((self._path[:shared], np.arange(self.size, self.size + len(new))))
+        new = row.ids(shared)
+        self._ended.append((self._path[shared:last].copy(), self.size))
+        self._path[shared : row.length] = np.arange(self.size, self.size + len(new))
         self._runs.append(new)
-        self._positions.append(np.arange(shared, len(row.ids)))
-        self._last = row.order
+        self._positions.append(np.arange(shared, row.length))
+        self._last = row
         self.size += len(new)
         start = len(row.transition.prompt_ids) - 1
-        self._rows.append((row.transition, self._path[start:].copy()))
+        self._rows.append((row.transition, self._path[start : row.length].copy()))
 
-    def _shared(self, last: bytes, row: _Row) -> int:
+    def _shared(self, last: _Row | None, row: _Row) -> int:
         """Tokens shared with the last sequence; among sorted rows, no other shares more."""
-        return common(last, row.order) if self._merge else 0
+        if last is None:
+            return 0
+        first, second = sorted((last.place, row.place))
+        return int(self._shares[first + 1 : second + 1].min())
 
     def pack(self, weights: Mapping[Key, float], units: Mapping[Key, int]) -> Pack:
         ends = np.full(self.size, self.size, dtype=np.int64)

@@ -12,9 +12,11 @@ import sys
 import zlib
 from array import array
 from base64 import b64decode, b64encode
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Final, SupportsIndex
+from itertools import pairwise
+from typing import Final, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,10 @@ LONG: Final = 256
 
 def as_ids(ids: Sequence[int]) -> array[int]:
     """Token ids as uint32. Raises TokenIdsError if one is none."""
+    if isinstance(ids, memoryview) and ids.format == "I":
+        found = array("I")
+        found.frombytes(ids.cast("B"))
+        return found
     try:
         return array("I", ids)
     except (OverflowError, TypeError) as error:
@@ -87,20 +93,86 @@ def common(first: bytes, second: bytes) -> int:
     return int(differs.argmax())
 
 
-def prefixes(spelt: Sequence[bytes]) -> Iterator[tuple[int, list[tuple[bytes, list[int]]]]]:
+class Spelt(NamedTuple):
+    """A sequence as the beginning of a text, which those that are known to begin one another share."""
+
+    text: bytes
+    """As `spell` writes it."""
+    size: int
+    """Bytes of it that are the sequence."""
+
+
+def spell_each(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> list[Spelt]:
+    """Each prompt with its reply, spelt.
+
+    Prompts that begin at one place in memory begin one another. So of those only the longest is spelt, and
+    each whose reply it goes on with is a part of it.
+    """
+    texts: dict[int, bytes] = {}
+    found: dict[int, Spelt] = {}
+    for place in sorted(range(len(prompts)), key=lambda place: -len(prompts[place])):
+        prompt, reply = prompts[place], replies[place]
+        size = 4 * (len(prompt) + len(reply))
+        start = _start(prompt)
+        text = None if start is None else texts.get(start)
+        if text is None or not text.startswith(spell(reply), 4 * len(prompt)):
+            text = spell(prompt, reply)
+            if start is not None:
+                texts.setdefault(start, text)
+        found[place] = Spelt(text, size)
+    return [found[place] for place in range(len(prompts))]
+
+
+def _start(ids: Sequence[int]) -> int | None:
+    """Where in memory ids lie that may be a part of others; None for ids of their own."""
+    if not isinstance(ids, memoryview) or ids.format != "I":
+        return None
+    return int(np.asarray(ids).__array_interface__["data"][0])
+
+
+def in_order(spelt: Sequence[Spelt]) -> tuple[list[int], list[int]]:
+    """The places of the sequences as these sort, equal ones as they stand, and how many bytes each shares
+    with the one before.
+
+    Only texts are compared, each with its neighbour. Where several begin with a sequence, it stands before
+    the first of them.
+    """
+    texts = sorted({id(one.text): one.text for one in spelt}.values())
+    number = {id(text): place for place, text in enumerate(texts)}
+    shared = [-1, *(4 * common(first, second) for first, second in pairwise(texts))]
+    rising, heights, firsts = list[int](), list[int](), [0] * len(spelt)
+    """The texts at which less is shared than at any later one, and how much that is."""
+    members: list[list[int]] = [[] for _ in texts]
+    for place, one in enumerate(spelt):
+        members[number[id(one.text)]].append(place)
+    for text, same in enumerate(shared[: len(texts)]):
+        while heights and heights[-1] >= same:
+            rising.pop(), heights.pop()
+        rising.append(text), heights.append(same)
+        for place in members[text]:
+            firsts[place] = rising[bisect_left(heights, spelt[place].size) - 1]
+    order = sorted(range(len(spelt)), key=lambda place: (firsts[place], spelt[place].size, place))
+    with_last = [0] * len(spelt)
+    for at, (last, place) in enumerate(pairwise(order), 1):
+        between = shared[firsts[last] + 1 : firsts[place] + 1]
+        with_last[at] = min(spelt[last].size, spelt[place].size, *between)
+    return order, with_last
+
+
+def prefixes(spelt: Sequence[Spelt]) -> Iterator[tuple[int, list[tuple[int, list[int]]]]]:
     """For each place, the sequences that begin the one there: a stack, the shortest first, itself last, each
-    with the places it stands at by then.
+    as its size with the places it stands at by then.
 
     The stack holds until the next place. Among sorted sequences those that begin one are a stack, so each is
     compared with few others.
     """
-    stack: list[tuple[bytes, list[int]]] = []
-    for place in sorted(range(len(spelt)), key=lambda place: (spelt[place], place)):
-        own = spelt[place]
-        while stack and not own.startswith(stack[-1][0]):
+    stack: list[tuple[int, list[int]]] = []
+    for place, shared in zip(*in_order(spelt), strict=True):
+        size = spelt[place].size
+        while stack and stack[-1][0] > shared:
             stack.pop()
-        if not stack or len(stack[-1][0]) < len(own):
-            stack.append((own, []))
+        if not stack or stack[-1][0] < size:
+            stack.append((size, []))
         stack[-1][1].append(place)
         yield place, stack
 
