@@ -104,7 +104,7 @@ def _feedback(call: Call, rewards: Sequence[Reward]) -> str:
 
 def _transitions(rollout: Rollout, call: Call, reward: float, feedback: str) -> Iterable[Transition]:
     shown = observation(call)
-    prompt = None if call.prompt_ids is None else as_ids(call.prompt_ids)
+    prompt = None if call.prompt_ids is None else call.packed_prompt or as_ids(call.prompt_ids)
     for choice in call.choices:
         if prompt is None or choice.completion_ids is None or choice.logprobs is None:
             if call.trained:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, PrivateAttr, model_validator
 
 LARGEST_REWARD: Final = 1e9
 """How large a reward may be, either way. The sum of a million of them is 1e15, and its square 1e30: nothing
@@ -266,6 +266,20 @@ CallStatus = Literal["completed", "cancelled", "failed", "refused"]
 """A refused call asked for what can't be done, and nothing was sampled; its `error` says what."""
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Ids in memory that calls of one conversation share. It says how a call is held, not which it is, so all
+    are equal; copies by `pickle` or `deepcopy` are empty."""
+
+    ids: memoryview | None = field(default=None, compare=False)
+    """(N,) uint32."""
+    listed: list[int] | None = field(default=None, compare=False)
+    """The list that they are the ids of."""
+
+    def __reduce__(self) -> tuple[type[Packed], tuple[()]]:
+        return Packed, ()
+
+
 class Call(Record):
     """One recorded LLM request and its reply."""
 
@@ -299,6 +313,22 @@ class Call(Record):
     grammar: str | None = None
     """Grammar of its replies, as the engine wrote it down to be replayed over `completion_ids`; None if the
     request had no constraint."""
+    _packed: Packed = PrivateAttr(default_factory=Packed)
+
+    def with_read(
+        self, request: dict[str, JsonValue], prompt_ids: list[int] | None, packed: memoryview | None
+    ) -> Call:
+        """The call with what a store has read, which is not checked: that took half the time of reading.
+        `packed` are the ids again."""
+        call = self.model_copy(update={"request": request, "prompt_ids": prompt_ids})
+        call._packed = Packed(packed, prompt_ids)
+        return call
+
+    @property
+    def packed_prompt(self) -> memoryview | None:
+        """Its prompt's ids as uint32, in memory that calls of one conversation share; None if no store has
+        read them."""
+        return self._packed.ids if self._packed.listed is self.prompt_ids else None
 
 
 @dataclass(frozen=True, slots=True)

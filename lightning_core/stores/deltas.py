@@ -92,6 +92,17 @@ def wholes(stored: Mapping[str, Body], names: Iterable[str]) -> dict[str, Body]:
     return whole
 
 
+def longest_prompts(stored: Mapping[str, Body], whole: Mapping[str, Body]) -> dict[str, bytes]:
+    """For each of these calls that has a prompt, the longest that begins with it, as far as deltas say."""
+    own = {name: body.prompt_ids for name, body in whole.items() if body.prompt_ids is not None}
+    found = dict(own)
+    for name in sorted(own, key=lambda name: len(own[name]), reverse=True):
+        base = base_of(stored[name])
+        if base in own and len(own[base]) <= _head(stored[name])[0][4] and len(found[base]) < len(own[name]):
+            found[base] = found[name]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Pieces:
     """A body whose parts are pieces of several rows, so that a chain of deltas is copied once."""

@@ -62,6 +62,15 @@ def unpack_ids(packed: bytes | None) -> list[int] | None:
     return None if packed is None else as_list(np.frombuffer(packed, "<u4"))
 
 
+Prompt = tuple[list[int], memoryview]
+"""Token ids as a list, and as uint32."""
+
+
+def unpack_prompt(packed: bytes) -> Prompt:
+    ids = np.frombuffer(packed, "<u4").astype(np.uint32, copy=False)
+    return as_list(ids), memoryview(ids)
+
+
 def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:
     """Log-probabilities as float32; None stays None."""
     return None if logprobs is None else np.asarray(as_logprobs(logprobs), "<f4").tobytes()

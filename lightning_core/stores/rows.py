@@ -29,14 +29,15 @@ from lightning_core.records.types import (
     Run,
     Status,
 )
-from lightning_core.stores.deltas import BLOCK, Body, Recent, wholes
+from lightning_core.stores.deltas import BLOCK, Body, Recent, longest_prompts, wholes
 from lightning_core.stores.packing import (
+    Prompt,
     dump_json,
     pack_choices,
     pack_ids,
     plain,
     unpack_choices,
-    unpack_ids,
+    unpack_prompt,
 )
 from lightning_core.stores.rules import event_id
 from lightning_core.texts.json_text import load_json
@@ -196,27 +197,41 @@ class _Calls(Table[Call]):
             value.policy,
         )
 
-    def value(self, row: Row) -> Call:
-        fields = dict(zip(self._fields, row[:14], strict=False))
-        fields |= {"rollout_id": row[0] or None, "attempt": row[1] or None, "request": load_json(row[13])}
-        return Call(
+    def value(self, row: Row, prompt: Prompt | None = None) -> Call:
+        """`prompt`: as unpacked, if it has been."""
+        fields = dict(zip(self._fields, row[:13], strict=False))
+        fields |= {"rollout_id": row[0] or None, "attempt": row[1] or None}
+        call = Call(
             **fields,
-            prompt_ids=unpack_ids(row[14]),
             choices=unpack_choices(row[15], row[16], row[17]),
             response_id=row[18],
             endpoint=row[19],
             grammar=row[20],
             policy=row[21] if len(row) > 21 else None,  # Redis keeps old rows as they are
         )
+        request = load_json(row[13])
+        if not isinstance(request, dict):
+            raise ValueError("its request is no object")
+        if prompt is None and row[14] is not None:
+            prompt = unpack_prompt(row[14])
+        return call.with_read(request, *(prompt or (None, None)))
 
     def values(self, rows: Iterable[Row]) -> list[Call]:
         """From the rows of one attempt. A damaged call is there as one that failed, and the log names it."""
         given, found, lost = list(rows), [], []
         stored = {row[2]: self.body(row) for row in given}
         whole = wholes(stored, stored)
+        longest, unpacked = longest_prompts(stored, whole), dict[int, Prompt]()
         for row in given:
             try:
-                found.append(self.value(self.with_body(row, whole[row[2]])))
+                body, prompt = whole[row[2]], None
+                if body.prompt_ids is not None:
+                    holds, count = longest[row[2]], len(body.prompt_ids) // 4
+                    if id(holds) not in unpacked:
+                        unpacked[id(holds)] = unpack_prompt(holds)
+                    listed, packed = unpacked[id(holds)]
+                    prompt = listed[:count], packed[:count]
+                found.append(self.value(self.with_body(row, body), prompt))
             except (ValueError, TypeError, KeyError):
                 found.append(self._lost(row))
                 lost.append(row[2])
