@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final
 
 import numpy as np
@@ -189,14 +189,14 @@ def _chains(spelt: Sequence[Spelt], temperatures: Sequence[float], merge: bool) 
         return [[number] for number in range(len(spelt))]
     chains: list[list[int]] = []
     for alike in _alike(spelt, temperatures):
-        order, shared = in_order([spelt[number] for number in alike])
-        last = -1
-        for place, same in zip(order, shared, strict=True):
-            if same == last:
+        own = [spelt[number] for number in alike]
+        order = in_order(own)
+        chains.append([alike[order[0]]])
+        for before, place in pairwise(order):
+            if own[before].begins(own[place]):
                 chains[-1].append(alike[place])
             else:
                 chains.append([alike[place]])
-            last = spelt[alike[place]].size
     return chains
 
 

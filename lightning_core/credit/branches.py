@@ -59,7 +59,7 @@ def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
     parents: list[int | None] = [None] * len(transitions)
     for place, stack in prefixes(prompts):
         best = (0, 0, -1)
-        for before, places in islice(reversed(stack), 1, None):
+        for (_, before), places in islice(reversed(stack), 1, None):
             if before + longest < best[0]:  # no shorter prompt with any reply shares more
                 break
             for other in places:

@@ -146,18 +146,14 @@ def make_packs(
     TrainingError for a transition without a prompt, or whose logprobs do not match its tokens.
     """
     units = units or {}
-    rows, shared = _rows([t for t in trained_transitions(trajectories) if t.key in weights])
+    rows = _rows([t for t in trained_transitions(trajectories) if t.key in weights])
     longest = max((row.length for row in rows), default=0)
     packs: list[Pack] = []
-
-    def begin() -> _Walk:
-        return _Walk(shared if merge else np.zeros_like(shared), longest, branches)
-
-    walk = begin()
+    walk = _Walk(merge, branches, longest)
     for block in _blocks(rows, units):
         if walk.size and walk.passed + walk.cost(block) > pack_tokens:
             packs.append(walk.pack(weights, units))
-            walk = begin()
+            walk = _Walk(merge, branches, longest)
         for row in block:
             walk.add(row)
     if walk.size:
@@ -191,7 +187,7 @@ def find_unmerged(trajectory: Trajectory) -> list[Unmerged]:
             if places[0] < place:
                 earlier = [calls[other] for other in places if other < place]
                 text, size = prompts[place]
-                unmerged = _leave(calls[place], text[begun:size], earlier)
+                unmerged = _leave(calls[place], text[begun.size : size], earlier)
                 if unmerged is not None:
                     found[place] = unmerged
                 break
@@ -221,8 +217,6 @@ class _Row:
 
     transition: Transition
     spelt: Spelt
-    place: int
-    """Its place among all rows, which are sorted."""
 
     @property
     def length(self) -> int:
@@ -247,14 +241,12 @@ def check_tokens(t: Transition) -> None:
         )
 
 
-def _rows(transitions: Sequence[Transition]) -> tuple[list[_Row], Ints]:
-    """Their rows, sorted, and the tokens that each shares with the one before."""
+def _rows(transitions: Sequence[Transition]) -> list[_Row]:
+    """Their rows, sorted."""
     for t in transitions:
         check_tokens(t)
     spelt = spell_each([t.prompt_ids for t in transitions], [t.completion_ids[:-1] for t in transitions])
-    order, shared = in_order(spelt)
-    rows = [_Row(transitions[number], spelt[number], place) for place, number in enumerate(order)]
-    return rows, np.array(shared, dtype=np.int64) // 4
+    return [_Row(transitions[place], spelt[place]) for place in in_order(spelt)]
 
 
 def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
@@ -269,10 +261,10 @@ def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
 class _Walk:
     """A pack being written: the tokens so far, and the path to the last one."""
 
-    def __init__(self, shared: Ints, longest: int, branches: bool) -> None:
-        """`shared`: tokens that each row shares with the one before in order; `longest`: of any row."""
+    def __init__(self, merge: bool, branches: bool, longest: int) -> None:
+        """`longest`: tokens of the longest row."""
         self.size = self.passed = 0
-        self._shares, self._branches = shared, branches
+        self._merge, self._branches = merge, branches
         self._runs: list[Ints] = []
         self._positions: list[Ints] = []
         self._last: _Row | None = None
@@ -305,10 +297,7 @@ class _Walk:
 
     def _shared(self, last: _Row | None, row: _Row) -> int:
         """Tokens shared with the last sequence; among sorted rows, no other shares more."""
-        if last is None:
-            return 0
-        first, second = sorted((last.place, row.place))
-        return int(self._shares[first + 1 : second + 1].min())
+        return last.spelt.common(row.spelt) if self._merge and last is not None else 0
 
     def pack(self, weights: Mapping[Key, float], units: Mapping[Key, int]) -> Pack:
         ends = np.full(self.size, self.size, dtype=np.int64)

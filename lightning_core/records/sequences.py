@@ -13,6 +13,7 @@ import zlib
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -101,6 +102,18 @@ class Spelt(NamedTuple):
     size: int
     """Bytes of it that are the sequence."""
 
+    def begins(self, other: Spelt) -> bool:
+        """Whether the other has all its tokens first."""
+        if self.size > other.size or self.text is other.text:
+            return self.size <= other.size
+        return other.text.startswith(self.text[: self.size])
+
+    def common(self, other: Spelt) -> int:
+        """How many tokens both begin with."""
+        if self.text is other.text:
+            return min(self.size, other.size) // 4
+        return common(self.text[: self.size], other.text[: other.size])
+
 
 def spell_each(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> list[Spelt]:
     """Each prompt with its reply, spelt.
@@ -108,71 +121,73 @@ def spell_each(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]
     Prompts that begin at one place in memory begin one another. So of those only the longest is spelt, and
     each whose reply it goes on with is a part of it.
     """
-    texts: dict[int, bytes] = {}
-    found: dict[int, Spelt] = {}
-    for place in sorted(range(len(prompts)), key=lambda place: -len(prompts[place])):
-        prompt, reply = prompts[place], replies[place]
-        size = 4 * (len(prompt) + len(reply))
-        start = _start(prompt)
-        text = None if start is None else texts.get(start)
+    shared = _longest(prompts)
+    if not shared:
+        return [Spelt(text, len(text)) for text in map(spell, prompts, replies)]
+    texts = {place: spell(prompts[place], replies[place]) for place in shared.values()}
+    found = []
+    for place, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+        text = texts.get(shared.get(place, -1))
         if text is None or not text.startswith(spell(reply), 4 * len(prompt)):
             text = spell(prompt, reply)
-            if start is not None:
-                texts.setdefault(start, text)
-        found[place] = Spelt(text, size)
-    return [found[place] for place in range(len(prompts))]
+        found.append(Spelt(text, 4 * (len(prompt) + len(reply))))
+    return found
 
 
-def _start(ids: Sequence[int]) -> int | None:
-    """Where in memory ids lie that may be a part of others; None for ids of their own."""
-    if not isinstance(ids, memoryview) or ids.format != "I":
-        return None
-    return int(np.asarray(ids).__array_interface__["data"][0])
+def _longest(prompts: Sequence[Sequence[int]]) -> dict[int, int]:
+    """For the place of each prompt that begins where another does in memory, that of the longest of these."""
+    alike: defaultdict[int, list[int]] = defaultdict(list)
+    for place, ids in enumerate(prompts):
+        if isinstance(ids, memoryview) and ids.format == "I":
+            alike[np.asarray(ids).__array_interface__["data"][0]].append(place)
+    families = [places for places in alike.values() if len(places) > 1]
+    return {
+        place: longest
+        for places in families
+        for longest in [max(places, key=lambda at: len(prompts[at]))]
+        for place in places
+    }
 
 
-def in_order(spelt: Sequence[Spelt]) -> tuple[list[int], list[int]]:
-    """The places of the sequences as these sort, equal ones as they stand, and how many bytes each shares
-    with the one before.
+def in_order(spelt: Sequence[Spelt]) -> list[int]:
+    """The places of the sequences as these sort, equal ones as they stand.
 
-    Only texts are compared, each with its neighbour. Where several begin with a sequence, it stands before
-    the first of them.
+    Only texts are compared. A part of one stands before the first text that begins with it.
     """
-    texts = sorted({id(one.text): one.text for one in spelt}.values())
-    number = {id(text): place for place, text in enumerate(texts)}
-    shared = [-1, *(4 * common(first, second) for first, second in pairwise(texts))]
-    rising, heights, firsts = list[int](), list[int](), [0] * len(spelt)
-    """The texts at which less is shared than at any later one, and how much that is."""
-    members: list[list[int]] = [[] for _ in texts]
+    texts = [text for text, _ in spelt]
+    if len(set(map(id, texts))) == len(texts):
+        return sorted(range(len(texts)), key=texts.__getitem__)
+    texts = sorted({id(text): text for text in texts}.values())
+    members: defaultdict[int, list[int]] = defaultdict(list)
     for place, one in enumerate(spelt):
-        members[number[id(one.text)]].append(place)
-    for text, same in enumerate(shared[: len(texts)]):
-        while heights and heights[-1] >= same:
+        members[id(one.text)].append(place)
+    firsts: dict[int, int] = {}
+    rising, heights = list[int](), list[int]()
+    """The texts that share less with the one before than any later one does, and how much they share."""
+    for number, (before, text) in enumerate(pairwise([b"", *texts])):
+        shared = 4 * common(before, text) if number else -1
+        while heights and heights[-1] >= shared:
             rising.pop(), heights.pop()
-        rising.append(text), heights.append(same)
-        for place in members[text]:
+        rising.append(number), heights.append(shared)
+        for place in members[id(text)]:
             firsts[place] = rising[bisect_left(heights, spelt[place].size) - 1]
-    order = sorted(range(len(spelt)), key=lambda place: (firsts[place], spelt[place].size, place))
-    with_last = [0] * len(spelt)
-    for at, (last, place) in enumerate(pairwise(order), 1):
-        between = shared[firsts[last] + 1 : firsts[place] + 1]
-        with_last[at] = min(spelt[last].size, spelt[place].size, *between)
-    return order, with_last
+    return sorted(range(len(spelt)), key=lambda place: (firsts[place], spelt[place].size))
 
 
-def prefixes(spelt: Sequence[Spelt]) -> Iterator[tuple[int, list[tuple[int, list[int]]]]]:
+def prefixes(spelt: Sequence[Spelt]) -> Iterator[tuple[int, list[tuple[Spelt, list[int]]]]]:
     """For each place, the sequences that begin the one there: a stack, the shortest first, itself last, each
-    as its size with the places it stands at by then.
+    with the places it stands at by then.
 
     The stack holds until the next place. Among sorted sequences those that begin one are a stack, so each is
     compared with few others.
     """
-    stack: list[tuple[int, list[int]]] = []
-    for place, shared in zip(*in_order(spelt), strict=True):
-        size = spelt[place].size
-        while stack and stack[-1][0] > shared:
+    stack: list[tuple[Spelt, list[int]]] = []
+    for place in in_order(spelt):
+        own = spelt[place]
+        while stack and not stack[-1][0].begins(own):
             stack.pop()
-        if not stack or stack[-1][0] < size:
-            stack.append((size, []))
+        if not stack or stack[-1][0].size < own.size:
+            stack.append((own, []))
         stack[-1][1].append(place)
         yield place, stack
 
