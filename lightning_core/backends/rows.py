@@ -29,7 +29,7 @@ from lightning_core.experience.trajectories import (
     find_unmerged,
     trained_transitions,
 )
-from lightning_core.records.sequences import Spelt, in_order, join, spell_each
+from lightning_core.records.sequences import Spelt, join, spell_each
 from lightning_core.records.types import Key, Trajectory, Transition
 
 Tokens = NDArray[np.uint32]
@@ -183,40 +183,39 @@ def _padding(like: Row) -> Row:
     return Row(like.tokens[:1], np.empty(0, SPAN), np.empty(0, np.float32), like.temperature, ())
 
 
-def _chains(spelt: Sequence[Spelt], temperatures: Sequence[float], merge: bool) -> list[list[int]]:
+def _chains(spelt: Spelt, temperatures: Sequence[float], merge: bool) -> list[list[int]]:
     """The numbers of the sequences, those together of which each begins with the one before."""
     if not merge:
-        return [[number] for number in range(len(spelt))]
+        return [[number] for number in range(len(spelt.texts))]
     chains: list[list[int]] = []
     for alike in _alike(spelt, temperatures):
-        own = [spelt[number] for number in alike]
-        order = in_order(own)
-        chains.append([alike[order[0]]])
-        for before, place in pairwise(order):
-            if own[before].begins(own[place]):
-                chains[-1].append(alike[place])
+        ordered = spelt.in_order(alike)
+        chains.append(ordered[:1])
+        for before, number in pairwise(ordered):
+            if spelt.begins(before, number):
+                chains[-1].append(number)
             else:
-                chains.append([alike[place]])
+                chains.append([number])
     return chains
 
 
-def _alike(spelt: Sequence[Spelt], temperatures: Sequence[float]) -> Iterable[list[int]]:
+def _alike(spelt: Spelt, temperatures: Sequence[float]) -> Iterable[list[int]]:
     """The numbers of the sequences that begin alike, as far as the shortest of all goes.
 
     Of others, none begins another. Where tasks differ from their beginnings, these are few and lie close
     together, so that sorting them costs the same in a batch of any size.
     """
-    shortest = min((one.size for one in spelt), default=0)
-    begins = {id(one.text): hash(one.text[:shortest]) for one in spelt}  # equal hashes do no harm
+    shortest = min(spelt.sizes, default=0)
+    begin = {id(text): hash(text[:shortest]) for text in spelt.texts}  # equal hashes do no harm
     alike: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
-    for number, (one, temperature) in enumerate(zip(spelt, temperatures, strict=True)):
-        alike[temperature, begins[id(one.text)]].append(number)
+    for number, (text, temperature) in enumerate(zip(spelt.texts, temperatures, strict=True)):
+        alike[temperature, begin[id(text)]].append(number)
     return alike.values()
 
 
 def _cut(
     chains: Sequence[Sequence[int]],
-    spelt: Sequence[Spelt],
+    spelt: Spelt,
     temperatures: Sequence[float],
     keys: Sequence[Key],
     *,
@@ -242,10 +241,9 @@ def _cut(
     for each in chains:
         end = at + len(each)
         held = tuple(grammars[at:end])
-        text, size = spelt[each[-1]]
         rows.append(
             Row(
-                np.frombuffer(text, ">u4", size // 4),
+                np.frombuffer(spelt.texts[each[-1]], ">u4", spelt.sizes[each[-1]] // 4),
                 spans[at:end],
                 logprobs[entries[at] : entries[end]],
                 temperatures[each[-1]],

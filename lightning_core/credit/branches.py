@@ -59,13 +59,13 @@ def find_parents(transitions: Sequence[Transition]) -> list[int | None]:
     parents: list[int | None] = [None] * len(transitions)
     for place, stack in prefixes(prompts):
         best = (0, 0, -1)
-        for (_, before), places in islice(reversed(stack), 1, None):
+        for places in islice(reversed(stack), 1, None):
+            before = prompts.sizes[places[0]]
             if before + longest < best[0]:  # no shorter prompt with any reply shares more
                 break
             for other in places:
                 if before and other < place and before + len(replies[other]) >= best[0]:
-                    text, size = prompts[place]
-                    shared = before + 4 * common(replies[other], text[before:size])
+                    shared = before + 4 * common(replies[other], prompts.part(place, before))
                     best = max(best, (shared, before, other))
         parents[place] = best[2] if best[0] else None
     return parents

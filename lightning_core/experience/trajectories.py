@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_core.errors import TrainingError
-from lightning_core.records.sequences import Spelt, common, in_order, join, prefixes, spell, spell_each
+from lightning_core.records.sequences import Spelt, common, join, prefixes, spell, spell_each
 from lightning_core.records.types import Key, Trajectory, Transition
 
 Ints = NDArray[np.int64]
@@ -146,14 +146,13 @@ def make_packs(
     TrainingError for a transition without a prompt, or whose logprobs do not match its tokens.
     """
     units = units or {}
-    rows = _rows([t for t in trained_transitions(trajectories) if t.key in weights])
-    longest = max((row.length for row in rows), default=0)
+    spelt, rows = _rows([t for t in trained_transitions(trajectories) if t.key in weights])
     packs: list[Pack] = []
-    walk = _Walk(merge, branches, longest)
+    walk = _Walk(spelt, merge, branches)
     for block in _blocks(rows, units):
         if walk.size and walk.passed + walk.cost(block) > pack_tokens:
             packs.append(walk.pack(weights, units))
-            walk = _Walk(merge, branches, longest)
+            walk = _Walk(spelt, merge, branches)
         for row in block:
             walk.add(row)
     if walk.size:
@@ -183,11 +182,10 @@ def find_unmerged(trajectory: Trajectory) -> list[Unmerged]:
     prompts = spell_each([t.prompt_ids for t in calls], [()] * len(calls))
     found: dict[int, Unmerged] = {}
     for place, stack in prefixes(prompts):
-        for begun, places in islice(reversed(stack), 1, None):
+        for places in islice(reversed(stack), 1, None):
             if places[0] < place:
                 earlier = [calls[other] for other in places if other < place]
-                text, size = prompts[place]
-                unmerged = _leave(calls[place], text[begun.size : size], earlier)
+                unmerged = _leave(calls[place], prompts.part(place, prompts.sizes[places[0]]), earlier)
                 if unmerged is not None:
                     found[place] = unmerged
                 break
@@ -216,16 +214,9 @@ class _Row:
     """One transition as a sequence; its last token is a target only and needs no forward pass."""
 
     transition: Transition
-    spelt: Spelt
-
-    @property
-    def length(self) -> int:
-        return self.spelt.size // 4
-
-    def ids(self, start: int) -> Ints:
-        """From this token on."""
-        found = np.frombuffer(self.spelt.text, ">u4", self.length - start, 4 * start)
-        return found.astype(np.int64)
+    place: int
+    """Its place among what was spelt."""
+    length: int
 
 
 def check_tokens(t: Transition) -> None:
@@ -241,12 +232,13 @@ def check_tokens(t: Transition) -> None:
         )
 
 
-def _rows(transitions: Sequence[Transition]) -> list[_Row]:
-    """Their rows, sorted."""
+def _rows(transitions: Sequence[Transition]) -> tuple[Spelt, list[_Row]]:
+    """The transitions as they are spelt, and their rows, sorted."""
     for t in transitions:
         check_tokens(t)
     spelt = spell_each([t.prompt_ids for t in transitions], [t.completion_ids[:-1] for t in transitions])
-    return [_Row(transitions[place], spelt[place]) for place in in_order(spelt)]
+    order = spelt.in_order(range(len(transitions)))
+    return spelt, [_Row(transitions[place], place, spelt.sizes[place] // 4) for place in order]
 
 
 def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
@@ -261,14 +253,14 @@ def _blocks(rows: Sequence[_Row], units: Mapping[Key, int]) -> list[list[_Row]]:
 class _Walk:
     """A pack being written: the tokens so far, and the path to the last one."""
 
-    def __init__(self, merge: bool, branches: bool, longest: int) -> None:
-        """`longest`: tokens of the longest row."""
+    def __init__(self, spelt: Spelt, merge: bool, branches: bool) -> None:
         self.size = self.passed = 0
+        self._spelt = spelt
         self._merge, self._branches = merge, branches
         self._runs: list[Ints] = []
         self._positions: list[Ints] = []
         self._last: _Row | None = None
-        self._path: Ints = np.empty(longest, dtype=np.int64)
+        self._path: Ints = np.empty(max(spelt.sizes, default=0) // 4, dtype=np.int64)
         """Index in the pack of each token of the last sequence; what lies beyond it means nothing."""
         self._ended: list[tuple[Ints, int]] = []
         self._rows: list[tuple[Transition, Ints]] = []
@@ -285,7 +277,8 @@ class _Walk:
     def add(self, row: _Row) -> None:
         shared, last = self._shared(self._last, row), 0 if self._last is None else self._last.length
         self.passed += self._passes(self._last, row)
-        new = row.ids(shared)
+        text = self._spelt.texts[row.place]
+        new = np.frombuffer(text, ">u4", row.length - shared, 4 * shared).astype(np.int64)
         self._ended.append((self._path[shared:last].copy(), self.size))
         self._path[shared : row.length] = np.arange(self.size, self.size + len(new))
         self._runs.append(new)
@@ -297,7 +290,7 @@ class _Walk:
 
     def _shared(self, last: _Row | None, row: _Row) -> int:
         """Tokens shared with the last sequence; among sorted rows, no other shares more."""
-        return last.spelt.common(row.spelt) if self._merge and last is not None else 0
+        return self._spelt.common(last.place, row.place) if self._merge and last is not None else 0
 
     def pack(self, weights: Mapping[Key, float], units: Mapping[Key, int]) -> Pack:
         ends = np.full(self.size, self.size, dtype=np.int64)

@@ -15,9 +15,10 @@ from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Final, NamedTuple, SupportsIndex
+from typing import Final, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,7 @@ def spell(*parts: Sequence[int]) -> bytes:
     """The ids of all parts, four big-endian bytes each. They sort, and begin one another, as the ids do."""
     spelt = array("I")
     for part in parts:
-        spelt += as_ids(part)
+        spelt += part if isinstance(part, array) and part.typecode == "I" else as_ids(part)
     if sys.byteorder == "little":
         spelt.byteswap()
     return spelt.tobytes()
@@ -94,44 +95,78 @@ def common(first: bytes, second: bytes) -> int:
     return int(differs.argmax())
 
 
-class Spelt(NamedTuple):
-    """A sequence as the beginning of a text, which those that are known to begin one another share."""
+@dataclass(frozen=True, slots=True)
+class Spelt:
+    """Sequences, each as the beginning of a text, which those that are known to begin one another share."""
 
-    text: bytes
-    """As `spell` writes it."""
-    size: int
-    """Bytes of it that are the sequence."""
+    texts: list[bytes]
+    """As `spell` writes them."""
+    sizes: list[int]
+    """Bytes of each text that are the sequence."""
+    are_parts: bool
+    """Whether some may share a text; else each is the whole of its own."""
 
-    def begins(self, other: Spelt) -> bool:
-        """Whether the other has all its tokens first."""
-        if self.size > other.size or self.text is other.text:
-            return self.size <= other.size
-        return other.text.startswith(self.text[: self.size])
+    def part(self, place: int, start: int = 0) -> bytes:
+        """The bytes of a sequence from `start` on."""
+        return self.texts[place][start : self.sizes[place]]
 
-    def common(self, other: Spelt) -> int:
+    def begins(self, first: int, second: int) -> bool:
+        """Whether the second sequence has all tokens of the first, and has them first."""
+        if not self.are_parts:
+            return self.texts[second].startswith(self.texts[first])
+        if self.texts[first] is self.texts[second] or self.sizes[first] > self.sizes[second]:
+            return self.sizes[first] <= self.sizes[second]
+        return self.texts[second].startswith(self.part(first))
+
+    def common(self, first: int, second: int) -> int:
         """How many tokens both begin with."""
-        if self.text is other.text:
-            return min(self.size, other.size) // 4
-        return common(self.text[: self.size], other.text[: other.size])
+        if self.texts[first] is self.texts[second]:
+            return min(self.sizes[first], self.sizes[second]) // 4
+        return common(self.part(first), self.part(second))
+
+    def in_order(self, places: Sequence[int]) -> list[int]:
+        """These places, which rise, as the sequences sort; equal ones as they stand.
+
+        Only texts are compared. A part of one stands before the first text that begins with it.
+        """
+        if not self.are_parts:
+            return sorted(places, key=self.texts.__getitem__)
+        members: defaultdict[int, list[int]] = defaultdict(list)
+        for place in places:
+            members[id(self.texts[place])].append(place)
+        texts = sorted(self.texts[alike[0]] for alike in members.values())
+        firsts: dict[int, int] = {}
+        rising, heights = list[int](), list[int]()
+        """The texts that share less with the one before than any later one does, and how much they share."""
+        for number, (before, text) in enumerate(pairwise([b"", *texts])):
+            shared = 4 * common(before, text) if number else -1
+            while heights and heights[-1] >= shared:
+                rising.pop(), heights.pop()
+            rising.append(number), heights.append(shared)
+            for place in members[id(text)]:
+                firsts[place] = rising[bisect_left(heights, self.sizes[place]) - 1]
+        return sorted(places, key=lambda place: (firsts[place], self.sizes[place]))
 
 
-def spell_each(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> list[Spelt]:
+def spell_each(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> Spelt:
     """Each prompt with its reply, spelt.
 
     Prompts that begin at one place in memory begin one another. So of those only the longest is spelt, and
     each whose reply it goes on with is a part of it.
     """
-    shared = _longest(prompts)
-    if not shared:
-        return [Spelt(text, len(text)) for text in map(spell, prompts, replies)]
-    texts = {place: spell(prompts[place], replies[place]) for place in shared.values()}
-    found = []
+    longest = _longest(prompts)
+    if not longest:
+        alone = list(map(spell, prompts, replies))
+        return Spelt(alone, list(map(len, alone)), are_parts=False)
+    whole = {place: spell(prompts[place], replies[place]) for place in longest.values()}
+    texts = []
     for place, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
-        text = texts.get(shared.get(place, -1))
+        text = whole.get(longest.get(place, -1))
         if text is None or not text.startswith(spell(reply), 4 * len(prompt)):
             text = spell(prompt, reply)
-        found.append(Spelt(text, 4 * (len(prompt) + len(reply))))
-    return found
+        texts.append(text)
+    sizes = [4 * (len(prompt) + len(reply)) for prompt, reply in zip(prompts, replies, strict=True)]
+    return Spelt(texts, sizes, are_parts=True)
 
 
 def _longest(prompts: Sequence[Sequence[int]]) -> dict[int, int]:
@@ -149,46 +184,20 @@ def _longest(prompts: Sequence[Sequence[int]]) -> dict[int, int]:
     }
 
 
-def in_order(spelt: Sequence[Spelt]) -> list[int]:
-    """The places of the sequences as these sort, equal ones as they stand.
-
-    Only texts are compared. A part of one stands before the first text that begins with it.
-    """
-    texts = [text for text, _ in spelt]
-    if len(set(map(id, texts))) == len(texts):
-        return sorted(range(len(texts)), key=texts.__getitem__)
-    texts = sorted({id(text): text for text in texts}.values())
-    members: defaultdict[int, list[int]] = defaultdict(list)
-    for place, one in enumerate(spelt):
-        members[id(one.text)].append(place)
-    firsts: dict[int, int] = {}
-    rising, heights = list[int](), list[int]()
-    """The texts that share less with the one before than any later one does, and how much they share."""
-    for number, (before, text) in enumerate(pairwise([b"", *texts])):
-        shared = 4 * common(before, text) if number else -1
-        while heights and heights[-1] >= shared:
-            rising.pop(), heights.pop()
-        rising.append(number), heights.append(shared)
-        for place in members[id(text)]:
-            firsts[place] = rising[bisect_left(heights, spelt[place].size) - 1]
-    return sorted(range(len(spelt)), key=lambda place: (firsts[place], spelt[place].size))
-
-
-def prefixes(spelt: Sequence[Spelt]) -> Iterator[tuple[int, list[tuple[Spelt, list[int]]]]]:
-    """For each place, the sequences that begin the one there: a stack, the shortest first, itself last, each
-    with the places it stands at by then.
+def prefixes(spelt: Spelt) -> Iterator[tuple[int, list[list[int]]]]:
+    """For each place, those of the sequences that begin the one there: a stack, the shortest first, its own
+    last, each as the places that it stands at by then.
 
     The stack holds until the next place. Among sorted sequences those that begin one are a stack, so each is
     compared with few others.
     """
-    stack: list[tuple[Spelt, list[int]]] = []
-    for place in in_order(spelt):
-        own = spelt[place]
-        while stack and not stack[-1][0].begins(own):
+    stack: list[list[int]] = []
+    for place in spelt.in_order(range(len(spelt.texts))):
+        while stack and not spelt.begins(stack[-1][0], place):
             stack.pop()
-        if not stack or stack[-1][0].size < own.size:
-            stack.append((own, []))
-        stack[-1][1].append(place)
+        if not stack or spelt.sizes[stack[-1][0]] < spelt.sizes[place]:
+            stack.append([])
+        stack[-1].append(place)
         yield place, stack
 
 
