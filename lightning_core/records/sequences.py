@@ -158,7 +158,7 @@ def spell_each(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]
     if not longest:
         alone = list(map(spell, prompts, replies))
         return Spelt(alone, list(map(len, alone)), are_parts=False)
-    whole = {place: spell(prompts[place], replies[place]) for place in longest.values()}
+    whole = {place: spell(prompts[place], replies[place]) for place in set(longest.values())}
     texts = []
     for place, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
         text = whole.get(longest.get(place, -1))
