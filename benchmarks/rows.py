@@ -84,9 +84,7 @@ async def measure(turns: int, repeats: int, table: Table) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rows", description=__doc__.partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rows", description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5, help="after one that does not count (default: 5)")
     asked = parser.parse_args()
     table = Table("turns", "tokens in prompts", "step", "CPU ms, median (range)")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,3 +52,17 @@ def make_transition(
     return Transition(
         rollout, name, 0, "a", prompt_ids=prompt, completion_ids=completion, policy_version=0, **options
     )
+
+
+def in_one_memory(transitions: Sequence[Transition]) -> list[Transition]:
+    """The same transitions; of prompts that begin one another, all lie in the memory of the longest."""
+    texts: list[list[int]] = []
+    for each in sorted(transitions, key=lambda each: -len(each.prompt_ids)):
+        if not any(text[: len(each.prompt_ids)] == list(each.prompt_ids) for text in texts):
+            texts.append(list(each.prompt_ids))
+    views = [memoryview(array("I", text)) for text in texts]
+
+    def view(ids: Sequence[int]) -> memoryview:
+        return next(one[: len(ids)] for one in views if one[: len(ids)].tolist() == list(ids))
+
+    return [replace(each, prompt_ids=view(each.prompt_ids)) for each in transitions]

@@ -35,7 +35,7 @@ def as_ids(ids: Sequence[int]) -> array[int]:
     """Token ids as uint32. Raises TokenIdsError if one is none."""
     if isinstance(ids, memoryview) and ids.format == "I":
         found = array("I")
-        found.frombytes(ids.cast("B"))
+        found.frombytes(ids.tobytes())
         return found
     try:
         return array("I", ids)
@@ -173,7 +173,7 @@ def _longest(prompts: Sequence[Sequence[int]]) -> dict[int, int]:
     """For the place of each prompt that begins where another does in memory, that of the longest of these."""
     alike: defaultdict[int, list[int]] = defaultdict(list)
     for place, ids in enumerate(prompts):
-        if isinstance(ids, memoryview) and ids.format == "I":
+        if isinstance(ids, memoryview) and ids.format == "I" and ids.contiguous:
             alike[np.asarray(ids).__array_interface__["data"][0]].append(place)
     families = [places for places in alike.values() if len(places) > 1]
     return {

@@ -25,6 +25,7 @@ from lightning_core.experience.trajectories import (
     trained_transitions,
 )
 from lightning_core.records.types import Trajectory, Transition
+from tests.build import in_one_memory
 from tests.build import make_transition as call
 
 
@@ -246,6 +247,23 @@ def conversations(draw: st.DrawFn) -> list[Transition]:
 @settings(max_examples=400)
 def test_failed_merges_are_those_of_the_slow_definition(calls: list[Transition]) -> None:
     assert find_unmerged(rollout(*calls)) == slow_unmerged(calls)
+
+
+@given(conversations(), st.sampled_from([5, 12, 1000]), st.booleans(), st.booleans())
+@settings(max_examples=300)
+def test_prompts_in_one_memory_make_the_packs_that_lists_make(
+    calls: list[Transition], pack_tokens: int, merge: bool, split: bool
+) -> None:
+    calls = [each for each in calls if len(each.prompt_ids)]
+    weights = {each.key: 1.0 for each in calls}
+    units = {each.key: number % 2 for number, each in enumerate(calls)} if split else None
+
+    def made(calls: list[Transition]) -> tuple[str, object, object]:
+        trajectory = Trajectory("r", "g", "t", 1.0, tuple(calls))
+        packs = make_packs([trajectory], weights, pack_tokens=pack_tokens, units=units, merge=merge)
+        return repr(packs), find_unmerged(trajectory), branches(trajectory).children
+
+    assert made(in_one_memory(calls)) == made(calls)
 
 
 def calls_made(look: Callable[[Trajectory], object], turns: int, *, alike: bool) -> int:

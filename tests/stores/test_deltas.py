@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -219,6 +220,41 @@ async def test_a_chain_is_read_where_no_body_is_kept(place: Place, monkeypatch: 
     assert bases == [None, *(call.id for call in talk[:-1])]
 
 
+async def test_calls_of_one_family_are_read_into_one_memory(place: Place) -> None:
+    talk = calls("r", deltas.MOST_RELATED + 8)
+    ids = talk[-1].prompt_ids or []
+    edited = [*ids[:-100], 40_000, *ids[-99:]]
+    ids_changed = changed(talk[-1], id="edited", prompt_ids=edited, started_at=98.0, ended_at=99.0)
+    no_ids = changed(talk[-1], id="no ids", prompt_ids=None, choices=[], started_at=99.0, ended_at=100.0)
+    async with place.open() as store:
+        await leased(store, "r")
+        for call in (*talk, ids_changed, no_ids):
+            await store.add_call(call)
+        read = await found(store)
+    assert read == [*talk, ids_changed, no_ids]
+    assert all(type(call.prompt_ids) is list for call in read[:-1])
+    packed = [call.packed_prompt for call in read]
+    assert packed[-1] is None
+    assert [ids.tolist() for ids in packed if ids is not None] == [call.prompt_ids for call in read[:-1]]
+    memories = [id(ids.obj) for ids in packed if ids is not None]
+    whole = sum(not is_delta(row) for row in place.rows().values())
+    assert len(set(memories)) == whole + 1  # the one that was edited has its own
+    assert memories[-1] not in memories[:-1]
+
+
+async def test_a_call_with_other_ids_or_a_copy_has_no_memory_of_a_store(place: Place) -> None:
+    async with place.open() as store:
+        await leased(store, "r")
+        for call in calls("r", 2):
+            await store.add_call(call)
+        *_, read = await found(store)
+    assert read.packed_prompt is not None
+    assert read.model_copy(update={"prompt_ids": [1, 2]}).packed_prompt is None
+    for copied in (pickle.loads(pickle.dumps(read)), read.model_copy(deep=True)):
+        assert copied == read
+        assert copied.packed_prompt is None
+
+
 def cut(request: bytes) -> bytes:
     return request[:-40]
 
@@ -272,6 +308,27 @@ async def test_a_family_of_calls_is_never_larger_than_what_a_damage_may_cost(pla
             await store.add_call(call)
     stored = [CALLS.body(row) for row in place.rows().values()]
     assert [deltas.base_of(one) for one in stored].count(None) == 3
+
+
+@pytest.mark.parametrize(
+    "harm", [{"prompt_ids": b"12345"}, {"request": b"[]"}, {"request": b"{"}], ids=["ids", "list", "half"]
+)
+async def test_a_damaged_whole_call_is_lost_alone(
+    harm: dict[str, bytes], place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = calls("r", 2)
+    second = changed(second, request={"messages": []})  # short: stored whole
+    async with place.open() as store:
+        await leased(store, "r")
+        for call in (first, second):
+            await store.add_call(call)
+        row = place.rows()["c1"]
+        place.put(CALLS.with_body(row, CALLS.body(row)._replace(**harm)))
+        with caplog.at_level(logging.WARNING):
+            kept, lost = await found(store)
+    assert kept == first
+    assert (lost.id, lost.status, lost.prompt_ids) == ("c1", "failed", None)
+    assert "calls 'c1'" in caplog.text
 
 
 @pytest.mark.parametrize("back", [1, 2])

@@ -155,6 +155,17 @@ def test_what_lies_before_the_last_reply_does_not_matter(turns: list[tuple[str, 
     assert observation(call([*said, user, user])) != observation(call(short))
 
 
+def test_what_lies_before_the_last_reply_is_not_read() -> None:
+    class Unread:
+        def __repr__(self) -> str:
+            raise AssertionError("it was read")
+
+    last = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "q"}]
+    request: Any = {"messages": [Unread(), *last]}
+    call = make_call(request={"messages": last})
+    assert observation(call.model_copy(update={"request": request})) == observation(call)
+
+
 def test_nothing_shown_is_no_observation() -> None:
     call = Call(
         id="c", rollout_id="r", attempt=1, agent="a", trained=True, request={}, started_at=0, ended_at=1

@@ -16,6 +16,7 @@ from lightning_core.backends.rows import Row, make_rows, make_state_rows, report
 from lightning_core.errors import TrainingError
 from lightning_core.experience.trajectories import CHANGED
 from lightning_core.records.types import Key, Trajectory, Transition
+from tests.build import in_one_memory
 from tests.build import make_transition as call
 from tests.verl.recorded import parents
 
@@ -209,3 +210,27 @@ def test_the_report_counts_the_tokens_that_pass_and_names_what_was_not_merged() 
     assert report.tokens_before == 5 + 7 + 6
     assert report.tokens_after == 7 + 6
     assert report.reasons == {CHANGED: 1}
+
+
+@given(st.integers(0, 10**9), st.booleans())
+@settings(max_examples=300)
+def test_prompts_in_one_memory_make_the_rows_that_lists_make(seed: int, merge: bool) -> None:
+    draw = random.Random(seed)
+    calls: list[Transition] = []
+    for number in range(draw.randrange(1, 9)):
+        prompt = [draw.randrange(2) for _ in range(draw.randrange(1, 3))]
+        if calls and draw.random() < 0.8:
+            before = draw.choice(calls)
+            kept = list(before.completion_ids)[: draw.choice([1, 9, 9])]
+            prompt = [*before.prompt_ids, *kept, *prompt]
+        reply = [draw.randrange(2) for _ in range(draw.randrange(1, 4))]
+        calls.append(call(f"c{number}", prompt, reply, temperature=draw.choice([1.0, 1.0, 0.5])))
+    draw.shuffle(calls)
+
+    def facts(calls: list[Transition]) -> list[object]:
+        rows = [*rows_of(*calls, merge=merge), *make_state_rows(calls, merge=merge)]
+        arrays = [(row.tokens, row.spans, row.logprobs) for row in rows]
+        numbers = [(each.dtype, each.tolist()) for one in arrays for each in one]
+        return [*numbers, *((row.temperature, row.keys) for row in rows)]
+
+    assert facts(in_one_memory(calls)) == facts(calls)
