@@ -318,8 +318,8 @@ class Call(Record):
     def with_read(
         self, request: dict[str, JsonValue], prompt_ids: list[int] | None, packed: memoryview | None
     ) -> Call:
-        """The call with what a store has read, which is not checked: that took half the time of reading.
-        `packed` are the ids again."""
+        """The call with what a store has read, which was checked before it was stored. `packed` are the ids
+        again."""
         call = self.model_copy(update={"request": request, "prompt_ids": prompt_ids})
         call._packed = Packed(packed, prompt_ids)
         return call
@@ -505,7 +505,8 @@ Key = tuple[str, str, int]
 class Transition:
     """A call as an MDP step: state `prompt_ids`, action `completion_ids`.
 
-    Any sequence will do. The trainer's are arrays, which equal no list: compare `list(t.prompt_ids)`.
+    Any sequence will do. The trainer's are arrays, or parts of memory that prompts share (`memoryview`), which
+    equal no list: compare `list(t.prompt_ids)`.
     """
 
     rollout_id: str
