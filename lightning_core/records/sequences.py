@@ -142,8 +142,10 @@ class Spelt:
         for number, (before, text) in enumerate(pairwise([b"", *texts])):
             shared = 4 * common(before, text) if number else -1
             while heights and heights[-1] >= shared:
-                rising.pop(), heights.pop()
-            rising.append(number), heights.append(shared)
+                rising.pop()
+                heights.pop()
+            rising.append(number)
+            heights.append(shared)
             for place in members[id(text)]:
                 firsts[place] = rising[bisect_left(heights, self.sizes[place]) - 1]
         return sorted(places, key=lambda place: (firsts[place], self.sizes[place]))

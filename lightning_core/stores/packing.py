@@ -68,7 +68,7 @@ Prompt = tuple[list[int], memoryview]
 
 def unpack_prompt(packed: bytes) -> Prompt:
     ids = np.frombuffer(packed, "<u4").astype(np.uint32, copy=False)
-    return as_list(ids), memoryview(ids)
+    return as_list(ids), ids.data
 
 
 def pack_logprobs(logprobs: Sequence[float] | None) -> bytes | None:
