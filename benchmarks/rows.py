@@ -48,7 +48,7 @@ async def record(url: str, turns: int) -> Rollout:
 
 
 async def prepare(url: str, rollout: Rollout, spent: dict[str, list[float]]) -> int:
-    """Read the rollout and prepare it for an update. `spent` gets milliseconds; returns the tokens in prompts."""
+    """Prepare the rollout for an update. `spent` gets milliseconds; returns the tokens in prompts."""
 
     def timed(name: str, step: Callable[[], T]) -> T:
         started = time.process_time()

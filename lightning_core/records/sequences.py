@@ -2,8 +2,8 @@
 
 Arrays, four bytes a number: in a list each number is an object somewhere in memory, and going there is what
 a large batch would wait for. Where sequences are sorted, or searched for what they begin with, they are spelt
-as bytes, in which both are as fast as memory. Prompts that a store has read into one memory begin one another,
-and are spelt once.
+as bytes, in which both are as fast as memory. Prompts that a store has read into one memory begin one
+another, and are spelt once.
 """
 
 from __future__ import annotations

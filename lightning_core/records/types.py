@@ -505,8 +505,8 @@ Key = tuple[str, str, int]
 class Transition:
     """A call as an MDP step: state `prompt_ids`, action `completion_ids`.
 
-    Any sequence will do. The trainer's are arrays, or parts of memory that prompts share (`memoryview`), which
-    equal no list: compare `list(t.prompt_ids)`.
+    Any sequence will do. The trainer's are arrays, or views of memory that prompts share, which equal no
+    list: compare `list(t.prompt_ids)`.
     """
 
     rollout_id: str
