@@ -23,7 +23,7 @@ help:
 	@echo "make harnesses install Codex, Claude Code, opencode, Qwen Code, mini-swe-agent and aider for their tests (2.5 GB)"
 	@echo "make peers     compare losses and advantages with verl's and TRL's own, and try bitsandbytes"
 	@echo "make check     ruff, mypy --strict, the layer contract, and no marker of an unfinished merge"
-	@echo "make bench     gateway, engine, merging, verl batch, import and store benchmarks"
+	@echo "make bench     gateway, engine, merging, rows, import and store benchmarks, beside peers"
 	@echo "make house     measure the sources: lines, imports, circles, settings"
 	@echo "make bench-verl train the SQL agent with both backends, and with vLLM as the local engine, three seeds of each (an hour)"
 	@echo "make bench-tinker train the SQL agent here and at a server of Tinker's API, three seeds of each"
@@ -254,8 +254,10 @@ check: $(READY) markers
 markers:
 	@! git grep -InE '^(<{7}|={7}|>{7}|[|]{7})( |$$)'
 
-bench: $(READY)
+# The second measures the engine and an update beside transformers, vLLM, llama.cpp and TRL.
+bench: $(READY) $(VERL)/.ready
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m research.smollm2
 
 house: $(READY)
 	$(BIN)/python -m benchmarks.house

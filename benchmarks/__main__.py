@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import constrained, engine, gateway, imports, merging, served, tagging, verl_rows
+from benchmarks import constrained, engine, gateway, imports, merging, rows, served, tagging, verl_rows
 from benchmarks.stores import __main__ as stores
 
-for benchmark in (imports, tagging, gateway, served, engine, constrained, merging, verl_rows, stores):
+for benchmark in (imports, tagging, gateway, served, engine, constrained, merging, rows, verl_rows, stores):
     print(f"\n== {benchmark.__name__} ==", flush=True)
     benchmark.main()
