@@ -39,10 +39,10 @@ from lightning_core.stores.sqlite import MemoryStore, SqliteStore
 from lightning_core.trainer.roles.gateway import make_gateway, make_upstream, serving_run
 from tests.backends.models import save_model
 from tests.backends.serving import plain_logprobs
+from tests.trainer import test_policies
 
 POLICIES = {"critic": PolicyOptions("b", model="tiny")}
 """The agent `writer` plays the run's own policy, which has another model."""
-TASKS = [{"question": f"How many rows are in table {name}?"} for name in "abcdefgh"]
 AGENTS = {"writer": None, "critic": "b"}
 TEXT = "List the boats with speed above 7."
 
@@ -361,18 +361,7 @@ async def solve_deaf(task: lightning.Task) -> float:
 
 
 def fit(model: Path, folder: Path, *, solve: Any = solve, **more: Any) -> Path:
-    settings: dict[str, Any] = {
-        "backend": local(model),
-        "algorithm": lightning.GRPO(group_size=8, tasks_per_step=2, credit="uniform"),
-        "policies": POLICIES,
-        "keep_checkpoints": 3,
-        "progress": False,
-        "steps": 2,
-        "seed": 12,
-        **more,
-    }
-    lightning.Trainer(folder=folder, **settings).fit(solve, train=TASKS)
-    return folder
+    return test_policies.fit(model, folder, solve=solve, **{"policies": POLICIES, "steps": 2, **more})
 
 
 async def read(folder: Path) -> tuple[dict[str, list[ResourceVersion]], list[Metrics], list[Call]]:
