@@ -257,7 +257,7 @@ markers:
 # The second measures the engine and an update beside transformers, vLLM, llama.cpp and TRL.
 bench: $(READY) $(VERL)/.ready
 	$(BIN)/python -m benchmarks
-	$(BIN)/python -m research.smollm2
+	$(BIN)/python -m benchmarks.throughput
 
 house: $(READY)
 	$(BIN)/python -m benchmarks.house

