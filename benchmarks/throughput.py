@@ -360,7 +360,8 @@ def main() -> None:
         return
     from benchmarks.report import publish
 
-    rows, peaks = [], {}
+    rows: list[Row] = []
+    peaks: dict[str, float] = {}
     for model in asked.models:
         found, peaks_of = measure(model, asked.batches, asked.repeats, asked.candidates)
         rows += found
