@@ -46,7 +46,7 @@ SETTLED_SECONDS = 0.5
 OURS = "ours"
 OLDER = "ours, vLLM before 0.28"
 DOES = {
-    OURS: "tokenises, asks for token ids and logprobs, 32 tokens at a time if the reply is whole, and stores "
+    OURS: "tokenises, asks for token ids and logprobs, 128 tokens at a time if the reply is whole, and stores "
     "each call in SQLite",
     OLDER: "the same, before a server that sends each token by itself",
 }

@@ -19,7 +19,10 @@ from tests.vllm.standin import TOKEN, StandIn
 from tests.vllm.test_slow import Served
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
+LONG = TOGETHER + 8
+ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]} | {
+    "max_tokens": LONG
+}
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,8 @@ async def test_tokens_come_together_where_the_reply_is_read_whole(
         await replicas.close()
     assert server.intervals == [interval]
     assert call.status == "completed"
-    assert call.choices[0].completion_ids == [TOKEN] * 40
-    assert call.choices[0].logprobs == [-0.5] * 40
+    assert call.choices[0].completion_ids == [TOKEN] * LONG
+    assert call.choices[0].logprobs == [-0.5] * LONG
 
 
 async def test_what_came_of_a_reply_stays_when_its_app_leaves() -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MANY_PROMPTS = 1 << 16
 """Prompts whose answers are counted, the last ones."""
-TOGETHER = 32
+TOGETHER = 128
 """Tokens that come together where the app reads the reply whole; the record of a cut one may lack so many."""
 _TAIL = 16
 """Tokens of a prompt's end in which a tag is looked for."""
