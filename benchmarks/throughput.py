@@ -366,7 +366,7 @@ def main() -> None:
         found, peaks_of = measure(model, asked.batches, asked.repeats, asked.candidates)
         rows += found
         peaks |= peaks_of
-    publish("throughput", "Replies and updates beside peers", rows, {"peak_gib": peaks})
+        publish("throughput", "Replies and updates beside peers", rows, {"peak_gib": peaks})
     print("most memory of the updating process, GiB:", peaks)
 
 
