@@ -46,8 +46,8 @@ SETTLED_SECONDS = 0.5
 OURS = "ours"
 OLDER = "ours, vLLM before 0.28"
 DOES = {
-    OURS: "tokenises, asks for token ids and logprobs, 128 tokens at a time if the reply is whole, and stores "
-    "each call in SQLite",
+    OURS: "tokenises, asks for token ids and logprobs, 128 tokens at a time if the reply is whole, and "
+    "stores each call in SQLite",
     OLDER: "the same, before a server that sends each token by itself",
 }
 RESULT = RECORDS / "served.json"
