@@ -16,7 +16,7 @@ from lightning_core.algorithms.policy_gradient import GRPO
 from lightning_core.backends.base import Batch
 from lightning_core.backends.local.attention import AttentionForm, use_plans
 from lightning_core.backends.local.backend import SWITCH_SECONDS
-from lightning_core.backends.local.decoder import LlamaDecoder, NetworkDecoder, make_decoder
+from lightning_core.backends.local.decoder import PAGE, LlamaDecoder, NetworkDecoder, make_decoder
 from lightning_core.backends.local.engine import Engine, EngineOptions
 from lightning_core.backends.local.memory import TokenRun
 from lightning_core.backends.local.model import load_model
@@ -195,17 +195,22 @@ async def test_choices_of_one_request_differ_and_each_is_complete(qwen: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_the_fused_decoder_equals_the_network(kind: str) -> None:
-    network = make_network(kind, 300).eval()
+@pytest.mark.parametrize("vocabulary", [300, PAGE], ids=["", "rows as long as a page"])
+def test_the_fused_decoder_equals_the_network(kind: str, vocabulary: int) -> None:
+    network, other = (make_network(kind, vocabulary, seed=seed).eval() for seed in (0, 1))
     use_plans(network)
+    use_plans(other)
     tokens = torch.tensor([5, 9, 20, 7, 250, 33])
     keep = torch.tensor([2, 5])
     results = []
-    for decoder in (LlamaDecoder(network, torch.float32, 64), NetworkDecoder(network, torch.float32)):
+    fused = LlamaDecoder(other, torch.float32, 64)
+    fused.refresh(network.state_dict())
+    for decoder in (LlamaDecoder(network, torch.float32, 64), fused, NetworkDecoder(network, torch.float32)):
         plan = _Causal()
         with torch.no_grad():
             results.append(decoder.logits(tokens, torch.arange(6), plan, keep))
-    torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=1e-4)
+    assert torch.equal(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2], atol=1e-4, rtol=1e-4)
 
 
 class _Causal:
