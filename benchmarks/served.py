@@ -250,7 +250,7 @@ def render(record: Record) -> str:
     parts = (
         "CPU milliseconds of a call with a reply of 200 tokens: median and range of the rounds. Measured "
         f"{found.made_at[:10]} on {machine['cores']} cores of {machine['processor']}, at a load of "
-        f" {begin:.0f} to {end:.0f}.",
+        f"{begin:.0f} to {end:.0f}.",
         table(["", *names], costs),
         "The same ÷ ours, within each round; above 1 a call costs more than with ours, below 1 less:",
         table(["", *others], ratios),
