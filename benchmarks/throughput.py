@@ -3,10 +3,10 @@
 On this machine's GPU in bfloat16, or on all cores of its processor in float32. The models are
 SmolLM2-135M-Instruct, and two of random weights in the shape of the shipped one: 1.5 M and 25 M parameters.
 Replies: tokens per second of the local engine, of `transformers.generate`, of vLLM, and of llama.cpp on the
-processor (xllamacpp's wheel). It reads a file of float32 weights; SmolLM2's is the 4-bit one that its weights
-come from. Eight prompts are alike, as those of a group's rollouts, and have 130 to 190 tokens; each reply has
-32. Updates, of SmolLM2: seconds of a GRPO step from 32 of those replies, here and with TRL's GRPOTrainer by
-its defaults, and the most memory the process had.
+processor (xllamacpp's wheel). llama.cpp reads a file of float32 weights, and SmolLM2's 4-bit one, from which
+its weights come. Eight prompts are alike, as those of a group's rollouts, and have 130 to 190 tokens; each
+reply has 32. Updates, of SmolLM2: seconds of a GRPO step from 32 of those replies, here and with TRL's
+GRPOTrainer by its defaults, and the most memory the process had.
 
 Each candidate is a process with an environment of its own; only one works at a time. Each repeat runs all of
 them one after another, and a ratio is taken within a repeat.

@@ -20,9 +20,8 @@ from tests.vllm.test_slow import Served
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 LONG = TOGETHER + 8
-ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]} | {
-    "max_tokens": LONG
-}
+HI = [{"role": "user", "content": "hi"}]
+ASKED: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": LONG}
 
 
 @pytest.mark.parametrize(
